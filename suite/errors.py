@@ -1,4 +1,4 @@
-"""Errors that a user can fix. Each says what is wrong and what to do. The command line prints them and exits with 2."""
+"""Errors that end a run or a command with one sentence: what is wrong and what to do. The command line exits with 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 
 class SuiteError(Exception):
-    """Base class of all user errors. The message is one complete sentence; no traceback is shown."""
+    """Base class: faults of a user, and of workers and machines, which may be retried. No traceback is shown."""
 
 
 class SettingError(SuiteError):

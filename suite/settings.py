@@ -48,8 +48,8 @@ class PipelineSettings(FrozenRecord):
     virtual_stages: int = Field(1, ge=1)
     """Cells per stage; over 1 only with interleaved, zero_bubble and csv."""
     remat: Remat = "except_last"
-    """Micro-batches recomputed in the backward; except_last keeps one's activations at a time (the last in fill_drain),
-    auto recomputes as few as fit."""
+    """Micro-batches recomputed in the backward: with except_last each cell keeps the activations of one at a time (in
+    fill_drain the last), with auto of as many as fit."""
     layers_per_cell: tuple[int, ...] | None = None
     """Layers of each cell; none: balanced by cost."""
     memory_reserve: float = Field(0.05, ge=0, le=0.5)

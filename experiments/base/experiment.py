@@ -1,7 +1,8 @@
 """One fully resolved run: every number that its result depends on, immutable, saved with it as ``experiment.toml``.
 
 This is the common part. A task is a folder beside this one, with a subclass of ``Experiment`` that has its settings,
-layers, loss, data and scales; ``registry.TASKS`` names it, and no other file asks which task a run has.
+layers, loss, data and scales; ``registry.TASKS`` names it. Training and planning do not ask which task a run has; the
+commands for one task do (score, translate, generate, export).
 """
 
 from __future__ import annotations

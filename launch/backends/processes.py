@@ -37,7 +37,7 @@ PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer"]
 GPU: a process that has initialized CUDA must not be forked, and the compiler may do so."""
 
 ROOT_CAUSE_DELAY_S = 5.0
-"""Seconds to delay a worker's report of a lost neighbour, so that the neighbour's own report comes first."""
+"""Seconds to wait for the root cause once a worker has reported a lost neighbour."""
 
 UNKNOWN = 255
 """multiprocessing's exit code for a process whose exit code is not known."""

@@ -11,7 +11,7 @@ from experiments.benchmark.peers.one_process import OneProcess
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
 from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD, TorchPipelining
 from experiments.benchmark.peers.workload import SEED
-from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
+from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 
@@ -27,7 +27,7 @@ class Suite:
         planned, schedule_config = context.plans[name]
         model = PartitionedModel(layers, loss, cell_ranges(planned, len(layers)), schedule_config)
         self._executor, groups = make_executor(place, model, torch.device("cpu"), work.optimizer.precision, SEED)
-        self._optimizer = make_optimizer(self._executor, groups, model, work.optimizer)
+        self._optimizer = make_stage_optimizer(self._executor, groups, model, work.optimizer)
         self._batch = context.batch if place.is_first or place.is_last else None
 
     def step(self) -> None:

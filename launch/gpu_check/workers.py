@@ -13,7 +13,7 @@ from torch import Tensor
 
 from launch.gpu_check.work import model
 from launch.worker.distributed import init_process_group
-from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
+from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from models import embedding
 from models.shape import TransformerShape
 from suite.pipeline.model.microbatch import MiniBatch
@@ -66,7 +66,7 @@ def train_and_update(
     partitioned = _partitioned(start.shape, stages, torch.float32)
     executor, groups = make_executor(coord, partitioned, device, "fp32", 0, _status())
     _set_weights(start, parameters(executor.stage))
-    optimizer = make_optimizer(executor, groups, partitioned, OptimizerSettings(warmup_steps=1))
+    optimizer = make_stage_optimizer(executor, groups, partitioned, OptimizerSettings(warmup_steps=1))
     batch = start.batch
     begin, end = (len(batch) * at // coord.replicas for at in (coord.replica, coord.replica + 1))
     share = MiniBatch(batch.inputs[begin:end], batch.targets[begin:end], batch.weight, begin)

@@ -11,7 +11,7 @@ import re
 import shlex
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -163,9 +163,10 @@ def _check_settings(name: str, scale: str, settings: str) -> None:
     """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
     if scale not in get_args(RequestedScale):
         raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(RequestedScale))}")
-    if scale == "paper":
-        find(name).with_settings(settings)
-        return
+    if scale in ("paper", "auto"):  # auto may choose any scale
+        with suppress(SettingError) if scale == "auto" else nullcontext():
+            find(name).with_settings(settings)
+            return
     with suppress(PlacementError):
         resolve(name, "slice" if scale == "slice" else "laptop", Cluster(64, 64 * GIB, "cpu"), settings)
 

@@ -2,12 +2,12 @@
 
 kind         cause                                                             another attempt?
 user         settings, data, a checkpoint, non-finite numbers                  no: it would fail again
-program      an exception in a worker: a bug, or a flaky device                yes, unless the same failure
-death        a process died without a report                                   comes twice in a row
-stall        a worker blocks all others
-start        the workers could not be started, or read no checkpoint
-node         a machine is lost, with its processes                             yes; counted separately, since
-preemption   a machine was preempted                                           the program is not at fault
+program      an exception in a worker: a bug, or a flaky device                unless it comes twice in a row
+death        a process died without a report                                   unless it comes twice in a row
+stall        a worker blocks all others                                        unless it comes twice in a row
+start        the workers could not be started, or storage did not answer       unless it comes twice in a row
+node         a machine is lost, with its processes                             yes, counted by itself
+preemption   a machine was preempted                                           yes, counted by itself
 """
 
 from __future__ import annotations

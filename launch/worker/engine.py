@@ -81,7 +81,7 @@ def make_links(
     return links
 
 
-def make_optimizer(
+def make_stage_optimizer(
     executor: Executor,
     groups: ProcessGroups,
     model: PartitionedModel,

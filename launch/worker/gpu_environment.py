@@ -34,7 +34,7 @@ def gpu_environment() -> dict[str, str]:
 
 def check_module_loading(virtual_stages: int) -> None:
     """Raises SettingError when kernels are loaded lazily on stages of several cells: the receives of one cell are
-    posted before another one runs. One cell a stage stops in no case (``suite.pipeline.schedule.rendezvous``)."""
+    posted before another one runs. One cell a stage stops in no case (``suite.pipeline.schedule.nccl_deadlock``)."""
     loading = os.environ.get(MODULE_LOADING, "EAGER")
     if virtual_stages > 1 and loading != "EAGER":
         raise SettingError(

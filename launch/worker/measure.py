@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from experiments.base.workload import Measurable
 from launch.worker.distributed import init_process_group, one_way_s
-from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
+from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.log_file import log_to
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.device import is_host, module_of, synchronize
@@ -173,7 +173,7 @@ def _run_steps(
     layers, loss = workload.build()
     model = PartitionedModel(layers, loss, cell_ranges(cells, len(layers)), schedule_config)
     executor, groups = make_executor(coord, model, device, workload.optimizer.precision, seed=0)
-    optimizer = make_optimizer(executor, groups, model, workload.optimizer)
+    optimizer = make_stage_optimizer(executor, groups, model, workload.optimizer)
     sample, count = workload.sample().typical, workload.pipeline.micro_batches
     batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, float(count))
     own_batch = batch if coord.is_first or coord.is_last else None

@@ -19,7 +19,7 @@ from launch.runs.checkpoints import checkpoint_location, note_published
 from launch.runs.record import write_record
 from launch.runs.store import RunFolder
 from launch.worker.attempt import Attempt, run_logger, threads_of
-from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
+from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.feed_processes import make_batches
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
@@ -55,7 +55,7 @@ from suite.training.validation import Validation, notes_of, state_of
 from suite.training.wandb_run import Wandb
 
 STALL_REPORT_DELAY_S = 2.0
-"""Seconds by which a worker that lost its neighbour delays its report, so that the root cause is reported first."""
+"""Seconds that a worker waits before it reports a stall, so that the worker at fault reports first."""
 
 
 def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: int, node: str = "") -> None:
@@ -122,7 +122,7 @@ def _as_reported_error(
 def _train_stage(
     experiment: Experiment, plan: RunPlan, attempt: Attempt, coord: RankCoord, status: WorkerStatus
 ) -> None:
-    """Builds this worker from the three records of its run, and trains to the end."""
+    """Builds this worker from its run's experiment, plan and attempt, and trains to the end."""
     run, settings, log = attempt.run, experiment.train, run_logger(attempt.run.messages)
     with status.waiting_for("the other workers' start", plan.timeout_s):
         # the stage, its links and its weights
@@ -135,7 +135,9 @@ def _train_stage(
         start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
         # the optimizer
         sync_stats = getattr(settings, "sync_batchnorm_stats", True)
-        optimizer = make_optimizer(executor, groups, model, experiment.optimizer, sync_stats, experiment.update_factors)
+        optimizer = make_stage_optimizer(
+            executor, groups, model, experiment.optimizer, sync_stats, experiment.update_factors
+        )
         if loaded is not None:
             checkpoint.load_optimizer(loaded, optimizer)
         # the data

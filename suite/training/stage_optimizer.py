@@ -2,7 +2,7 @@
 
     .grad of R replicas --mean over replicas, overlapped with the last backward--> each replica's part
     --per-layer squares, one small all-reduce over all workers--> global norm, losses, finite flag
-    --same decision everywhere--> clip and step (``optimizer.py``: DeepSpeed), or skip
+    --same decision everywhere--> clip, and step (``optimizer.py``: DeepSpeed), or skip
 
 Frozen parameters (``requires_grad`` False) have no gradient, state, norm or weight decay. A stage with only frozen
 parameters has no DeepSpeed engine, but takes part in the all-reduce of the norm.
@@ -151,8 +151,8 @@ class StageOptimizer:
         """All-reduces each layer's sum of squared gradients, the loss sums, and each worker's peak memory, over all
         workers at once.
 
-        Only the workers of a layer fill its entry and all others have zero, so the sum is exact and the total, in layer
-        order, has the same bits at every K.
+        Only the workers of a layer fill its entry and all others have zero. With R = 1 that is one worker, so the sum
+        is exact and the total, in layer order, has the same bits at every K.
         """
         squares: list[list[Tensor]] = [[] for _ in range(self._layers)]
         # without ZeRO all replicas have the same mean

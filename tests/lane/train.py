@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launch.worker.engine import PartitionedModel, make_executor, make_optimizer
+from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges, partition
@@ -97,7 +97,7 @@ def train_worker(
         status = WorkerStatus()
         executor, groups = make_executor(coord, model, DEVICE, optimizer.precision, 0, status)
         loaded = load_weights(executor.stage)
-        engine = Engine(executor, make_optimizer(executor, groups, model, optimizer))
+        engine = Engine(executor, make_stage_optimizer(executor, groups, model, optimizer))
         if loaded is not None:
             load_optimizer(loaded, engine.optimizer)
         start = loaded.step if loaded is not None else 0

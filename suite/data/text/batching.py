@@ -2,8 +2,9 @@
 
     pairs of a step  a b c d e f g    packed into rows  [a d] [b g] [c] [e f]    M = 2 micro-batches of 2 rows each
 
-A mini-batch depends on (seed, step) and on R x M, not on how replicas share the R x M micro-batches. So a run can
-resume with another R and sees the same micro-batches as long as R x M stays the same.
+With the settings of text and batch fixed, a mini-batch depends on (seed, step) and on R x M, not on how replicas share
+the R x M micro-batches. So a run can resume with another R and sees the same micro-batches as long as R x M stays the
+same.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _HELD_OUT_SEED, _HELD_OUT_TEMPERATURE = 0, 5.0
 """Seed and temperature of the validation sample: fixed, so that runs with other ones are scored on the same pairs."""
 
 ROW_WIDTH = 64
-"""About the fewest tokens on each side of a row. Wider rows are filled better, but attention also computes the pairs of
-places that are of different sentences."""
+"""The width in tokens to which pairs are packed, on each side; a longer ``text.max_length`` replaces it. Wider rows are
+filled better, but attention also computes the pairs of places that are of different sentences."""
 
 MULTIPLE = 8
 """Widths of rows are padded to multiples of it, so that there are few shapes."""
@@ -86,9 +87,9 @@ class TranslationBatches:
         """Returns a fixed sample of ``pairs`` validation pairs in one direction, or of all pairs in both directions if
         these are fewer.
 
-        The pairs are of the languages that the run trains on, in a fixed order for each language: of two runs with
-        other languages one has the first of the pairs that the other has. Each micro-batch is of one language, a group
-        of the mini-batch. Each mini-batch is for one replica and has about ``train.batch_tokens`` labels, each
+        The pairs are of the languages that the run trains on, in a fixed order for each language: for a language that
+        two runs share, the run with fewer pairs has the first ones of the other's. Each micro-batch is of one language,
+        a group of the mini-batch. Each mini-batch is for one replica and has about ``train.batch_tokens`` labels, each
         micro-batch at most about a part in ``micro_batches`` of that.
         Raises DataError when there are no validation pairs.
         """
@@ -209,8 +210,8 @@ def _rectangles(ids: Integers, lengths: Integers, parts: Sequence[Rows]) -> list
 
 
 def _by_width(lengths: Integers) -> Integers:
-    """Returns the order of rows of these lengths, (rows, 2): by the wider side first. This needs less padding than
-    sorting by the sum or by one side."""
+    """Returns the order of rows of these lengths, (rows, 2): ascending, the wider side is the first key. This needs
+    less padding than sorting by the sum or by one side."""
     wide = padded(lengths, MULTIPLE)
     return np.lexsort((lengths[:, 1], lengths[:, 0], wide.sum(1), wide.max(1)))
 

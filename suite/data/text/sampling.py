@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from suite.errors import DataError
 
-_BLOCK = 256  # draws whose random numbers follow each other
+_BLOCK = 256  # draws whose random numbers are made at once, so a longer request begins with the same draws
 
 
 @dataclass(frozen=True, slots=True)

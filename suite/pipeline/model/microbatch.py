@@ -21,11 +21,11 @@ from suite.pipeline.model.layers import Tensors
 class MiniBatch:
     """One replica's share of a mini-batch.
 
-    ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. ``weight`` divides
-    the summed loss of the *whole* mini-batch, over all replicas: its token count. ``offset`` is the number of
-    micro-batches of the previous replicas, so that seeds do not depend on the number of replicas. ``rows`` are those of
-    the whole mini-batch, given where metrics count rows and the weight is something else. ``groups`` has the name and
-    the weight of each micro-batch of held-out data that is reported by group, such as by language.
+    ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. ``weight`` is
+    the token count of the whole mini-batch, over all replicas; its summed loss is divided by it. ``offset`` is the
+    number of micro-batches of the previous replicas, so that seeds do not depend on the number of replicas. ``rows``
+    are those of the whole mini-batch, given where metrics count rows and the weight is something else. ``groups`` has
+    the name and the weight of each micro-batch of held-out data that is reported by group, such as by language.
     """
 
     inputs: Sequence[Tensors]

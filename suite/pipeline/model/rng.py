@@ -1,9 +1,9 @@
 """Random numbers that do not depend on K, on remat, or on the worker.
 
-Before each layer's forward every generator that a layer may draw from is set to a seed made of (run, step, replica,
-micro-batch, layer); a recompute sets the same seed and draws the same dropout masks. Replica and micro-batch are one
-number, the index of the micro-batch in the whole mini-batch: replica r's i-th of M is r*M + i. So two replicas of M
-micro-batches draw the same numbers as one replica of 2M.
+Before each layer's forward every generator that a layer may draw from is set to a seed made of (``train.seed``, step,
+replica, micro-batch, layer); a recompute sets the same seed and draws the same dropout masks. Replica and micro-batch
+are one number, the index of the micro-batch in the whole mini-batch: replica r's i-th of M is r*M + i. So two replicas
+of M micro-batches draw the same numbers as one replica of 2M.
 """
 
 from __future__ import annotations

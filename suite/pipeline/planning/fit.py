@@ -36,7 +36,7 @@ class MemoryFit:
         self.schedule_config = ScheduleConfig.from_settings(with_recompute, machine.transport)
         self._pipeline, self._machine = pipeline, machine
         try:
-            self._schedule = self.schedule_config.unchecked(pipeline.stages, pipeline.micro_batches)
+            self._schedule = self.schedule_config.build(pipeline.stages, pipeline.micro_batches)
         except SettingError as error:
             raise PlanError([str(error)]) from None
         in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport)
@@ -51,7 +51,7 @@ class MemoryFit:
         """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
         that does not."""
         by_hand = self._pipeline.layers_per_cell is not None
-        ranges = self._cells_by_hand() if by_hand else self._most_even_cells(limit_bytes)
+        ranges = self._cells_by_hand() if by_hand else self._min_max_cells(limit_bytes)
         stages = self._pipeline.stages
         wrong = [
             f"stage {k} (layers {_layers(on_stage(k, stages, ranges))}) needs {need / GIB:.2f} GiB, "
@@ -92,7 +92,7 @@ class MemoryFit:
     def max_live_graphs(self, memory: Sequence[Sequence[CellMemory]]) -> tuple[int, ...]:
         """Returns for each cell the most graphs that fit its stage's memory; at least one."""
         stages, virtual_stages = self._pipeline.stages, self.schedule_config.virtual_stages
-        schedule = self.schedule_config.without_recompute(stages, self._pipeline.micro_batches)
+        schedule = self.schedule_config.base_schedule(stages, self._pipeline.micro_batches)
         known: dict[Hashable, int] = {}  # most stages are equal
         graphs = []
         for actions, cells in zip(schedule, memory, strict=True):
@@ -136,7 +136,7 @@ class MemoryFit:
             raise PlanError(wrong)
         return ranges
 
-    def _most_even_cells(self, limit_bytes: int) -> list[range]:
+    def _min_max_cells(self, limit_bytes: int) -> list[range]:
         seconds, count = self._seconds, self._count
         furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
         try:

@@ -149,9 +149,10 @@ class MemoryModel:
     def _far_message_bytes(self, cells: Sequence[range], k: int) -> int:
         """Returns the bytes in flight to cells beyond the neighbours that ``peak_bytes`` does not count already.
 
-        A sent activation is held until the step ends, or until more are sent to that cell. To a neighbour gradients
-        follow and replace it, except for the first cell, which sends none. A skip within the stage waits for its other
-        cell, for at most a group of K micro-batches; those received ahead are counted there already.
+        A skip sent to a cell beyond the neighbours stays allocated until the step ends, or until later sends to that
+        cell push it out. What is sent to a neighbour is replaced by gradients that follow; the first cell sends none. A
+        skip to another cell of the same stage waits there, for at most K micro-batches; those received ahead are
+        counted there already.
         """
         cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
         stashed, popped = self._local_skips(cells, k)

@@ -4,11 +4,11 @@
     ends    3 4 4   5   6 6      ``furthest_end``: layers 0 to 2 fit a device together, 0 to 3 do not
 
 The paper minimises the variance of the cells' costs; a fill-drain step, however, is bounded below by its heaviest cell:
-``sum_k(F_k+B_k) + (M-1) * max_k(F_k+B_k+R_k)``. So the heaviest cell is minimised, exactly, among the cuts in which
-every cell fits: a bound is bisected, and for each bound the places where exactly 1, 2, ... K cells can end are found in
-O(K L). A feasible bound drops to the heaviest cell of a cut that keeps it, an infeasible one rises to the next cost
-there is, so the search ends on the optimum and not near it. Then single cuts are moved until none can be moved to make
-its two cells more even: the variance is the least that moves of one cut reach, not always the least there is.
+``sum_k(F_k+B_k) + (M-1) * max_k(F_k+B_k+R_k)``. So the heaviest cell is minimised among the cuts in which
+every cell fits, by bisection of its cost. Each test of a bound is one pass in O(K L), which finds the places where
+exactly 1, 2, ... K cells can end. A feasible bound drops to the heaviest cell of a cut that keeps it, an infeasible one
+rises to the next cost there is, so the result is exact. Then single cuts are moved to make neighbouring cells more
+even, which ends at a local optimum of the variance.
 """
 
 from __future__ import annotations

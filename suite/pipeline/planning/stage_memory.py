@@ -9,7 +9,7 @@
     peaks of forward, recompute, backward        while they run
     messages                                     received ahead, or sent and in flight (``runtime.p2p``)
 
-Section 2.3 of the paper counts N + L/K * N/M: the second and third row. The others complete the estimate.
+Section 2.3 of the paper counts N + L/K * N/M: the third and fourth row. The others complete the estimate.
 ``suite.pipeline.planning.memory`` adds up the bytes of a cell from the costs of its layers.
 """
 

@@ -57,8 +57,9 @@ class CellLinks:
 class Executor:
     """Runs mini-batches through one stage.
 
-    After ``train`` the parameters' ``.grad`` hold this replica's gradients: of the summed objective, times R, divided
-    by the mini-batch's weight. So their mean over replicas is the gradient of the mini-batch's mean.
+    The backward of the summed objective starts with R / the mini-batch's weight, so the mean of the replicas' gradients
+    is the gradient of the mini-batch's mean. After ``train`` the parameters' ``.grad`` hold this replica's gradients;
+    with R > 1 the reducer has already begun to replace them by their means, but for those of tied parameters.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Executor:
         waits = schedule_config.transport == "nccl" and coord.stages > 1
         self._cold = {True, False} if waits else set()
         """Modes, training or not, in which no kernel has been launched. On NCCL a first launch may wait for the posted
-        receives (``suite.pipeline.schedule.rendezvous``)."""
+        receives (``suite.pipeline.schedule.nccl_deadlock``)."""
 
     def train(self, batch: MiniBatch | None, step: int) -> LossSums:
         """Runs the forwards, recomputes and backwards of one mini-batch. Only the first and last stage need ``batch``.

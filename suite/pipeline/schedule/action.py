@@ -31,7 +31,7 @@ class Effect:
     inputs: int = 0
     """1: it saves the inputs; -1: it frees them, because all weight gradients of the micro-batch are added."""
     graphs: int = 0
-    """1: it makes a graph, a forward only if no recompute follows; -1: it frees the graph."""
+    """1: it makes an autograd graph (a forward does so only where no recompute follows); -1: it frees it."""
     deferred: int = 0
     """1: it defers weight gradients; -1: it adds the deferred ones."""
 

@@ -59,7 +59,7 @@ class ScheduleConfig:
     @property
     def defers_weight_grads(self) -> bool:
         """Whether some weight gradients are deferred."""
-        schedule = parse_rows(self.rows) if self.rows else self.without_recompute(2, 1)
+        schedule = parse_rows(self.rows) if self.rows else self.base_schedule(2, 1)
         return any(action.kind == "W" for actions in schedule for action in actions)
 
     def flow_control(self, stages: int) -> FlowControl:
@@ -70,11 +70,11 @@ class ScheduleConfig:
         """Returns the validated schedule of K stages and M micro-batches."""
         return [list(actions) for actions in _actions(self, stages, micro_batches, train)]
 
-    def unchecked(self, stages: int, micro_batches: int) -> Schedule:
+    def build(self, stages: int, micro_batches: int) -> Schedule:
         """Returns the schedule of a training step, not validated; stages with equal actions share one list."""
         known: dict[tuple[tuple[Action, ...], tuple[int, ...]], list[Action]] = {}
         schedule = []
-        for k, actions in enumerate(self.without_recompute(stages, micro_batches)):
+        for k, actions in enumerate(self.base_schedule(stages, micro_batches)):
             key = tuple(actions), tuple(self.max_live_graphs_of(k, stages))
             if key not in known:
                 known[key] = with_recomputes(*key)
@@ -88,7 +88,7 @@ class ScheduleConfig:
         assert len(each) == cells, f"{len(each)} numbers of graphs for {cells} cells"
         return on_stage(stage, stages, each)
 
-    def without_recompute(self, stages: int, micro_batches: int) -> Schedule:
+    def base_schedule(self, stages: int, micro_batches: int) -> Schedule:
         """Returns the schedule without recomputes, not validated. Raises SettingError for an unknown name."""
         if self.schedule == "interleaved":
             return interleaved(stages, micro_batches, self.virtual_stages)
@@ -108,7 +108,7 @@ def _actions(
     schedule_config: ScheduleConfig, stages: int, micro_batches: int, train: bool
 ) -> tuple[tuple[Action, ...], ...]:
     schedule = (
-        schedule_config.unchecked(stages, micro_batches)
+        schedule_config.build(stages, micro_batches)
         if train
         else forward_only(stages, micro_batches, schedule_config.virtual_stages)
     )

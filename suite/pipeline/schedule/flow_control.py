@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from suite.pipeline.model.topology import TransportName
 
 MAX_INFLIGHT_SENDS = 4
-"""The most sends in flight from a cell to its two neighbours together, metadata included. They receive in order and
-post ahead, so the oldest send is almost always complete; waiting for it bounds the memory of sent tensors. A cell d
-cells away receives d - 1 micro-batches later, so that many more may be in flight to it."""
+"""The most unfinished sends of a cell to its two neighbours together, metadata included, and d - 1 more to a cell that
+is d cells away. Beyond that the cell waits for its oldest send, which bounds the memory of sent tensors. Neighbours
+receive in order and post ahead, so that send is almost always complete."""
 
 
 @dataclass(frozen=True, slots=True)

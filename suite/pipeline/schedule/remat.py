@@ -4,7 +4,8 @@
     fill-drain of 4 micro-batches      R3 B3 R2 B2 R1 B1 ..   B3 R2 B2 R1 B1 ..      B3 B2 R1 B1 ..    B3 B2 B1 B0
 
 A graph is alive from the forward, or from the recompute, to the end of the backward. As many micro-batches as possible
-keep their graph while at most so many are alive at once, recomputed ones included.
+keep their graph while at most so many are alive at once, recomputed ones included; with 0 none does, and one recompute
+at a time is alive.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def with_recomputes(actions: Sequence[Action], max_live_graphs: Sequence[int]) -
 def _kept_graphs(actions: Sequence[Action], virtual_stage: int, max_graphs: int) -> list[int]:
     """Returns the micro-batches of one cell whose graphs are kept.
 
-    This is interval scheduling on k machines: take the intervals by their ends, and put each that fits on the machine
-    that became free last (Faigle and Nawijn, 1995). The clock is the number of backwards done; each backward, with the
-    recompute before it, needs one graph itself.
+    Keeps as many as possible with at most ``max_graphs`` alive at once: the one with the earliest backward first, each
+    in the slot that became free last (interval scheduling on k machines, Faigle and Nawijn, 1995). Time is counted in
+    backwards done; each backward, with the recompute before it, needs one graph itself.
     """
     forwards = [a.micro_batch for a in actions if a.virtual_stage == virtual_stage and a.kind == "F"]
     if max_graphs == 0 or max_graphs >= len(forwards):

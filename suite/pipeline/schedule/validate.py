@@ -13,8 +13,8 @@ from suite.pipeline.model.cells import stage_of
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import flow_control
+from suite.pipeline.schedule.nccl_deadlock import Wait, launched
 from suite.pipeline.schedule.playback import Playback, Route, message_orders
-from suite.pipeline.schedule.rendezvous import Wait, launched
 from suite.pipeline.schedule.timeline import Span
 
 DRAWN_STAGES, DRAWN_UNITS = 16, 40
@@ -33,8 +33,8 @@ def validate(
     In each of its cells every stage must run each micro-batch's ``F`` once and, to train, its ``B``, or ``I`` and later
     ``W``, once after it with at most one ``R`` between. Messages between two cells arrive in the order in which they
     were sent. No stage may wait forever: neither for a message nor, on gloo, because too many of its sends are in
-    flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a circle of waits (``rendezvous``); for that ``pairs`` are
-    the cells that exchange messages, only neighbours if empty.
+    flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a cycle of waits (``nccl_deadlock``); for that ``pairs``
+    are the cells that exchange messages, only neighbours if empty.
 
     Raises SettingError with the faulty stage and action, with the timeline up to the deadlock, cut to at most
     DRAWN_STAGES by DRAWN_UNITS cells around it, or with the circle of waits on NCCL.

@@ -193,7 +193,7 @@ class Counts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.generated: list[int] = []
         self.simulated: list[int] = []
-        bare = ScheduleConfig.without_recompute
+        bare = ScheduleConfig.base_schedule
 
         def counted_bare(schedule_config: ScheduleConfig, stages: int, micro_batches: int) -> Schedule:
             self.generated.append(micro_batches)
@@ -203,7 +203,7 @@ class Counts:
             self.simulated.append(1 + max(action.micro_batch for action in schedule[0]))
             return simulate(schedule, *rest)
 
-        monkeypatch.setattr(ScheduleConfig, "without_recompute", counted_bare)
+        monkeypatch.setattr(ScheduleConfig, "base_schedule", counted_bare)
         monkeypatch.setattr("suite.pipeline.planning.plan.simulate", counted_simulate)
 
 

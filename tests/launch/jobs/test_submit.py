@@ -31,6 +31,15 @@ def test_a_job_runs_the_same_command_as_a_local_run():
     assert at_url.arguments[-1] == "train.checkpoint_dir=s3://b/x/checkpoints"
 
 
+def test_settings_that_only_the_paper_scale_takes_are_sent_unless_a_small_scale_is_asked_for():
+    settings = "train.validate_every=1000"
+    assert job_command(JobRequest("t128_6b", settings=settings)).arguments[-1] == settings
+    with pytest.raises(SettingError, match="validate_every"):
+        job_command(JobRequest("t128_6b", "laptop", settings))
+    with pytest.raises(SettingError, match="validate_evry"):
+        job_command(JobRequest("t128_6b", settings="train.validate_evry=1000"))
+
+
 def test_a_job_gets_an_experiment_of_a_file_that_git_tracks(tmp_path):
     text = job_command(JobRequest(f"{checkout()}/examples/language_model.py:text", settings="train.steps=5"))
     assert text.name == "text"

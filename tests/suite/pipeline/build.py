@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.worker.engine import PartitionedModel, make_executor, make_links, make_optimizer
+from launch.worker.engine import PartitionedModel, make_executor, make_links, make_stage_optimizer
 from suite.pipeline.model.layers import materialize, ties_of
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
@@ -36,7 +36,7 @@ class Engine:
 def assemble(coord: RankCoord, model: PartitionedModel, settings: OptimizerSettings, device=CPU, seed=7) -> Engine:
     """Returns a worker's engine, as a run has it."""
     executor, groups = make_executor(coord, model, device, settings.precision, seed)
-    return Engine(executor, make_optimizer(executor, groups, model, settings))
+    return Engine(executor, make_stage_optimizer(executor, groups, model, settings))
 
 
 def join(rank: int, world: int, rendezvous: str, threads: int = 1) -> None:

@@ -25,7 +25,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.suite.pipeline.planning.costs import layer
-from tests.suite.pipeline.schedule.test_rendezvous import STOPS_WITH_A_SKIP
+from tests.suite.pipeline.schedule.test_nccl_deadlock import STOPS_WITH_A_SKIP
 from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
 
 SCHEDULES = [("fill_drain", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2)]

@@ -68,7 +68,7 @@ def test_every_own_schedule_reads_back(name, stages, micro_batches, virtual_stag
         virtual_stages += 1
     if stages == 1 and virtual_stages > 1:
         return
-    schedule = ScheduleConfig(name, virtual_stages=virtual_stages).without_recompute(stages, micro_batches)
+    schedule = ScheduleConfig(name, virtual_stages=virtual_stages).base_schedule(stages, micro_batches)
     path = tmp_path_factory.mktemp("own") / "own.csv"
     path.write_text(as_csv(schedule))
     rows = read_rows(path)

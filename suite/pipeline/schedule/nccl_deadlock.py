@@ -2,14 +2,14 @@
 
     stage 0   compute   [F0 ][F1 ]............[B0 ]    waits for the messages that it uses
               send a         [a0 ....][a1 .]           a message holds its stream, on both sides, from the moment that
-              recv g                       [g0 ]       its side comes to it until both sides have
+              recv g                       [g0 ]       its rank reaches it until both have
     stage 1   recv a    [a0 .........][a1 .]
               compute                 [F0 ][B0 ]
 
-The host launches all of this in order and runs ahead; it waits for a cell's metadata alone. A side comes to a message
-when the operations before it in its stream, and the computations launched before it, are done. What is posted when is
-read from ``flow_control``. Each wait has one fixed set of causes, so a step ends if and only if no wait is, through
-others, a cause of itself.
+The host launches all of this in order and runs ahead; it waits for a cell's metadata alone. A rank reaches a message
+when the operations before it in its stream, and the computations launched before it, are done; the transfer starts once
+both ranks have reached it. What is posted when is read from ``flow_control``. Each wait has one fixed set of causes, so
+a step deadlocks if and only if the graph of waits has a cycle.
 
 Two rules of CUDA can be added. A launch may wait until the whole device is idle: that of a kernel that is loaded lazily
 (CUDA C++ Programming Guide, "Lazy Loading"), or any, after a failed allocation. And a device may have few hardware

@@ -14,7 +14,7 @@ from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
-from suite.pipeline.schedule.rendezvous import launched
+from suite.pipeline.schedule.nccl_deadlock import launched
 from suite.pipeline.schedule.schedules import forward_only
 from suite.pipeline.schedule.validate import draw_circle, validate
 from tests.suite.pipeline.schedule.test_schedule_mutations import legal_seed, mutated
@@ -39,7 +39,7 @@ def schedules(name, virtual_stages):
     for stages in STAGES:
         for micro_batches in MICRO_BATCHES:
             if EVERY or stages * virtual_stages * micro_batches <= 600:
-                yield ScheduleConfig(name, (1,), virtual_stages).unchecked(stages, micro_batches)
+                yield ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
 
 
 @pytest.mark.timeout(0 if EVERY else 240)
@@ -70,13 +70,13 @@ def test_no_evaluation_stops(virtual_stages):
 def test_receives_posted_ahead_stop_where_kernels_are_loaded_lazily(name, virtual_stages):
     for stages in (2, 3, 8):
         for micro_batches in (1, 2, 16):
-            schedule = ScheduleConfig(name, (1,), virtual_stages).unchecked(stages, micro_batches)
+            schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
             assert launched(schedule, flow=POSTED_AHEAD, idle_waits="first launch").circle() != []
             assert launched(schedule, flow=POSTED_AHEAD).circle() == []
 
 
 def test_a_circle_is_drawn_wait_by_wait():
-    schedule = ScheduleConfig("1f1b").unchecked(2, 1)
+    schedule = ScheduleConfig("1f1b").build(2, 1)
     assert draw_circle(launched(schedule, flow=POSTED_AHEAD, idle_waits="first launch").circle()) == (
         "stage 0: the receive of gradients 0 from stage 1\n"
         "  waits for stage 1: the send of gradients 0 to stage 0\n"
@@ -99,7 +99,7 @@ def test_skips_of_any_length_stop_nothing(case, stages, micro_batches, skips):
     name, virtual_stages = case
     count = stages * virtual_stages
     pairs = {(cell, cell + 1) for cell in range(count - 1)} | {(a, b) for a, b in skips if a < b < count}
-    schedule = ScheduleConfig(name, (1,), virtual_stages).unchecked(stages, micro_batches)
+    schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
     assert launched(schedule, pairs, idle_waits="first launch", warms_up=True).circle() == []
 
 
@@ -148,7 +148,7 @@ def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
 def test_too_few_hardware_queues_stop_stages_of_several_cells_and_a_queue_for_each_stream_stops_none():
     for name, virtual_stages in CASES:
         for stages in (2, 3, 4):
-            schedule = ScheduleConfig(name, (1,), virtual_stages).unchecked(stages, 16)
+            schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, 16)
             streams = 1 + 2 * max(_links(k, stages, virtual_stages) for k in range(stages))
             stops = [bool(launched(schedule, queues=queues).circle()) for queues in range(1, streams + 1)]
             assert not stops[-1]
