@@ -1,7 +1,7 @@
 """The probe of a cluster's nodes: packages, and whether a folder or store is one place for all of them.
 
 ``make submit`` runs this file before anything is uploaded, with the cluster's own Python; so it imports nothing of this
-project. The doctor and a run's mirror of its folder call its functions.
+project. The doctor and the preparation of a run's nodes call its functions.
 
 first node, or head   writes a marker into the storage ------------> every node reads it, and writes one of its own
                       reads every node's marker  <------------------
@@ -248,7 +248,10 @@ def probe_cluster(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if storage and request["run"]:
             places = {storage, home} if "://" in storage else {storage}
-            report["has_run"] = any(has_run(place, request["run"]) for place in places)
+            try:
+                report["has_run"] = any(has_run(place, request["run"]) for place in places)
+            except Exception as error:  # each store's library has its own errors
+                report["fault"] = _fault(error)
         reports = probe_nodes(alive, {id: (packages, storage, marker, own, cache) for id, own in markers.items()})
         wrote = [id for id, own in reports.items() if storage and own.get("shared") and not own["fault"]]
         unseen = unseen_markers(storage, [markers[id] for id in wrote], SETTLE_S)

@@ -89,7 +89,7 @@ class FileSender:
         if self._folder is None or (not last and (time.monotonic() < self._due or not _has_arrived(self._sending))):
             return
         self._due = time.monotonic() + SEND_S
-        if deltas := list(self._folder.take()):
+        if deltas := self._folder.take():
             self._sending = self._dispatcher.write.remote(deltas)
         if last and self._sending is not None:
             ray.wait([self._sending], timeout=LAST_S)

@@ -84,7 +84,7 @@ class Agents:
         self._watchdog.receive(heartbeats)
         self._watchdog.paused = False
         if write_failure and not self._write_failure:  # such as a full disk; the run continues
-            self._log(f"files from other nodes cannot be written: {write_failure}; free space")
+            self._log(f"files from other nodes cannot be written: {write_failure}")
         self._write_failure = write_failure
         return reports
 

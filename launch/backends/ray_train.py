@@ -60,10 +60,12 @@ class RayTrainLauncher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._agents is not None and self._agents.send_files:  # the run ends early: its last lines say why
-            self._agents.end()
-        self._close()
-        (self._folder / MARKER).unlink(missing_ok=True)
+        try:
+            if self._agents is not None and self._agents.send_files:  # the run ends early: its last lines say why
+                self._agents.end()
+        finally:
+            self._close()
+            (self._folder / MARKER).unlink(missing_ok=True)
 
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt. Raises the first SuiteError of a worker, WorkerDiedError if a worker died, PlacementError

@@ -57,7 +57,7 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
                     "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs",
                 )
             )
-    probes.ask(writers, node_probe.remove_markers, lambda n: (location, written), ANSWER_S)
+    probes.ask(writers, node_probe.remove_markers, lambda n: (location, list(markers.values())), ANSWER_S)
     if found:
         return found
     who = "this node writes and reads" if len(nodes) == 1 else f"{len(nodes)} nodes write, and each reads the others'"

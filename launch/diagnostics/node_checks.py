@@ -112,7 +112,7 @@ def devices(known: FactsByNode) -> list[Finding]:
         )
     gpu_names = {node: sorted({gpu.name for gpu in known[node].gpus}) for node in workers}
     drivers = {node: sorted({gpu.driver for gpu in known[node].gpus}) for node in workers}
-    for what, values in (("names", gpu_names), ("drivers", drivers)):
+    for what, values in (("names", gpu_names), ("drivers", drivers)) if gpus else ():
         if text := _differences({node: ", ".join(some) or "none" for node, some in values.items()}):
             remedy = "a pipeline is as fast as its slowest stage: use one kind of node and one driver"
             found.append(warning("devices", f"GPUs of different {what}: {text}", remedy))

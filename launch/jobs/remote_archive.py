@@ -74,8 +74,13 @@ def storage_id(storage: str) -> str:
     cluster tomorrow. Returns an empty text where that cannot be written."""
     path = os.path.join(storage, ".id")
     try:
-        with suppress(FileExistsError), open(path, "x") as file:
-            file.write(uuid.uuid4().hex)
+        if not os.path.exists(path):
+            draft = f"{path}.{uuid.uuid4().hex}"
+            with open(draft, "x") as file:
+                file.write(uuid.uuid4().hex)
+            with suppress(FileExistsError):  # another fetch was first
+                os.link(draft, path)
+            os.remove(draft)
         with open(path) as file:
             return file.read()
     except OSError:

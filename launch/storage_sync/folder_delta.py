@@ -8,6 +8,7 @@ node b   metrics.jsonl        |-- known --|-- new --|  -> FileDelta("metrics.jso
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,23 +65,24 @@ class FolderDelta:
         """With a marker file whose content is ``mark`` the folder is the driver's own, and no change is found: the
         driver would receive its own appended lines again and again."""
         self._folder, self._mark = folder, mark
+        self._is_shared = False
         self._states: dict[str, _FileState] = {}
         if from_now:
-            for _ in self.take():
-                pass
+            self.take()
 
-    def take(self) -> Iterator[FileDelta]:
-        """Yields the changes since the last call."""
+    def take(self) -> list[FileDelta]:
+        """Returns the changes since the last call. What cannot be read now, such as a folder that is being removed, is
+        found by a later call."""
         if self._mark and node_probe.has_marker(str(self._folder), MARKER, self._mark):
-            return
-        for path in sorted(files_of(self._folder)):
-            name = str(path.relative_to(self._folder))
-            try:
-                delta = self._file_delta(path, name)
-            except OSError:  # it was removed, or is being replaced; the next call finds the change
-                continue
-            if delta is not None:
-                yield delta
+            self._is_shared = True
+        if self._is_shared:
+            return []
+        deltas = []
+        with suppress(OSError):
+            for path in sorted(files_of(self._folder)):
+                with suppress(OSError):
+                    deltas.append(self._file_delta(path, str(path.relative_to(self._folder))))
+        return [delta for delta in deltas if delta is not None]
 
     def _file_delta(self, path: Path, name: str) -> FileDelta | None:
         status, known = path.stat(), self._states.get(name)

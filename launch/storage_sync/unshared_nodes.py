@@ -64,7 +64,7 @@ def prepare_nodes(
             )
     log(f"{names}: the run's folder is not shared, its files are copied; checkpoints go to {checkpoints}")
     send_folder(attempt.data, receivers)
-    files = ray.put(list(FolderDelta(attempt.folder, from_now=False).take()))
+    files = ray.put(FolderDelta(attempt.folder, from_now=False).take())
     folders = run_on_all(
         receivers, receive_run, attempt.folder, files, attempt.owner, what="the run's files", limit_s=ANSWER_S
     )

@@ -26,6 +26,9 @@ POLL_S = 0.5
 MAX_WAIT_S = 86400.0
 """Seconds that a task waits for devices that others hold, while none of ours ends."""
 
+COUNTED_S = 10.0
+"""Seconds after which a pool counts the devices of a started task as taken."""
+
 MAX_PASSED_OVER = 4
 """So many tasks may start before an earlier one that does not fit; then devices are reserved for it."""
 
@@ -105,16 +108,21 @@ class _Scheduler:
         self._to_retry: set[str] = set()
         self._waiting_since: dict[str, float] = {}
         """When others were first seen to hold a task's devices; empty again when a task ends that had its own."""
+        self._counted_at, self._still_free = 0.0, 0
+        """When the pool surely counts the task that was started last, and how many devices are free until then."""
         self._results: queue.Queue[tuple[Task, BaseException | None]] = queue.Queue()
 
     def run(self) -> None:
         while self._waiting or self._running:
             self._drop_blocked()
             total, free = self._device_pool()
+            if time.monotonic() < self._counted_at:
+                free = min(free, self._still_free)
             due = self._due()
             task = self._next(due, total, free)
             if task is not None:
                 self._begin(task, due)
+                self._counted_at, self._still_free = time.monotonic() + COUNTED_S, free - task.need
                 continue
             try:
                 self._end(*self._results.get(timeout=POLL_S))
@@ -171,6 +179,7 @@ class _Scheduler:
 
     def _end(self, task: Task, error: BaseException | None) -> None:
         del self._running[task.name]
+        self._still_free += task.need
         if error is None:
             self._waiting_since.clear()
             self._done.add(task.name)

@@ -144,6 +144,7 @@ def _train_stage(
         source = experiment.data_source(attempt.data, coord)
         if warning := source.check(notes or vocabulary):
             log(warning)
+        utilization = _utilization(experiment, plan, attempt, coord, device)
         begin_attempt(attempt, experiment, coord, start, log)
         status.first_step = start
         batches = make_batches(experiment, attempt.data, source, executor, start)
@@ -158,8 +159,6 @@ def _train_stage(
         stored = {"name": experiment.name, "seed": settings.seed, "wandb_run": wandb_run} | source.notes()
         saver = _saver(experiment, attempt, optimizer, validation, stored, start, log)
         # the loop
-        utilization = _utilization(experiment, plan, attempt, coord, device)
-        profiler = step_profiler(settings, run.profile, coord, device)
         setup = TrainingSetup(
             executor,
             optimizer,
@@ -173,7 +172,7 @@ def _train_stage(
             validation,
             log,
             utilization,
-            profiler,
+            step_profiler(settings, run.profile, coord, device),
         )
     with system_metrics:
         progress = train(setup, settings, Progress(start, int(notes.get("units", 0))))

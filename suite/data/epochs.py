@@ -89,5 +89,6 @@ class EpochBatches(ABC):
 
 
 def _cut(read: Callable[[], Tensor], parts: list[int], wanted: bool) -> list[Tensors]:
-    """Reads micro-batches of so many rows; empty ones if they are not wanted."""
-    return [(part.contiguous(),) for part in read().split(parts)] if wanted else [()] * len(parts)
+    """Reads micro-batches of so many rows; empty ones if they are not wanted. They keep their layout in memory, on
+    which the rounding of convolutions depends."""
+    return [(part,) for part in read().split(parts)] if wanted else [()] * len(parts)

@@ -13,13 +13,12 @@ import socket
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from suite.exchange import broadcast, gather
+from suite.exchange import broadcast
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.timeline import Span, Timeline
@@ -50,7 +49,7 @@ class TraceWriter:
                 "clock": clock_offset(),
             }
         )
-        self._recorder = Recorder(device)
+        self._recorder, self._device = Recorder(device), device
         self._traced = None if every_step else range(start + FIRST, start + FIRST + COUNT)
 
     def recorder(self, step: int) -> Recorder | None:
@@ -71,9 +70,13 @@ class TraceWriter:
         """Returns the idle share of all workers in the step that was recorded, its update included. All workers must
         call it."""
         spans = recorder.spans()
-        own = sum(span.seconds for span in spans), spans[-1].end - recorder.began
-        busy_s, step_s = zip(*gather(own), strict=True)
-        return 1 - fmean(busy_s) / max(step_s)
+        busy_s, step_s = sum(span.seconds for span in spans), spans[-1].end - recorder.began
+        rows = torch.zeros(2, dist.get_world_size(), dtype=torch.float64)
+        rows[:, dist.get_rank()] = torch.tensor([busy_s, step_s])
+        rows = rows.to(self._device, non_blocking=True)
+        dist.all_reduce(rows)
+        all_busy_s, steps_s = rows.cpu()
+        return float(1 - all_busy_s.mean() / steps_s.max())
 
 
 def _remove_stale(folder: Path, coord: RankCoord) -> None:

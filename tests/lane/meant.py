@@ -10,6 +10,7 @@ MEANT = {
     ("suite/training/layer_stats.py:write", "a value"): "statistics of layers, in the steps that record them",
     ("suite/pipeline/runtime/recorder.py:begin", "all work"): "a traced step begins when the device is idle",
     ("suite/pipeline/runtime/recorder.py:spans", "all work"): "a trace is read when all its events have happened",
+    ("suite/training/trace.py:bubble", "a copy from the device"): "the bubble of a traced step",
     ("suite/decoding/beam.py:advance", "a copy from the device"): "the best extensions, once a token",
     ("suite/decoding/forced.py:advance", "a value"): "the probabilities of the targets, once a token",
     (

@@ -104,7 +104,11 @@ MUTATIONS = (
         TOY,
     ),
     Mutation(
-        "links are warmed up from the CPU", P2P, "token = torch.zeros(1, device=device)", "token = torch.zeros(1)", TOY
+        "links are warmed up from the CPU",
+        "suite/pipeline/model/topology.py",
+        "token = torch.zeros(1, device=device)",
+        "token = torch.zeros(1)",
+        TOY,
     ),
     Mutation(
         "packed ids pass through the CPU",

@@ -25,17 +25,19 @@ def main() -> int:
     with_cluster = [path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem))]
     rows: dict[Path, str] = {}
     failed: list[Path] = []
-    begun = time.monotonic()
+    begun, lock = time.monotonic(), threading.Lock()
 
     def run_all(paths: list[Path]) -> None:
         for path in paths:
             print(f"{_name(path)}: started", flush=True)
-            has_passed, rows[path] = _run(path)
-            failed.extend([] if has_passed else [path])
-            _write(commit, [rows[key] for key in files if key in rows], len(files), time.monotonic() - begun)
+            has_passed, row = _run(path)
+            with lock:
+                rows[path] = row
+                failed.extend([] if has_passed else [path])
+                _write(commit, [rows[key] for key in files if key in rows], len(files), time.monotonic() - begun)
 
     lanes = [
-        threading.Thread(target=run_all, args=(lane,))
+        threading.Thread(target=run_all, args=(lane,), daemon=True)  # an interrupt ends both
         for lane in (with_cluster, [path for path in files if path not in with_cluster])
     ]
     for lane in lanes:

@@ -43,7 +43,7 @@ class RowBatches(EpochBatches):
             ids = torch.from_numpy(_ids(self._held_out_tokens, self._places[rows], self._length))
         else:
             ids = torch.from_numpy(_ids(self._tokens, rows, self._length))
-        return lambda: ids[:, :-1], lambda: ids[:, 1:]
+        return lambda: ids[:, :-1].contiguous(), lambda: ids[:, 1:].contiguous()
 
 
 def _ids(tokens: NDArray[Any], rows: Sequence[int] | NDArray[np.int64], length: int) -> NDArray[np.int64]:

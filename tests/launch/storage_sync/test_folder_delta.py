@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.storage_sync import folder_delta
-from launch.storage_sync.folder_delta import FolderDelta, apply_delta
+from launch.storage_sync.folder_delta import MARKER, FolderDelta, apply_delta
 
 NAMES = ("metrics.jsonl", "logs/a.log", "gpu/0-0.json", "experiment.toml", "wandb/run/x.wandb")
 ACTIONS = st.tuples(st.sampled_from(NAMES), st.sampled_from(["add", "cut", "anew", "none"]), st.binary(max_size=200))
@@ -55,7 +55,7 @@ def test_of_growing_files_only_the_new_part_is_sent(tmp_path, monkeypatch):
     log.parent.mkdir()
     log.write_bytes(b"x" * 100)
     changes = FolderDelta(tmp_path)
-    assert list(changes.take()) == []
+    assert changes.take() == []
     with log.open("ab") as file:
         file.write(b"new")
     (delta,) = changes.take()
@@ -63,8 +63,8 @@ def test_of_growing_files_only_the_new_part_is_sent(tmp_path, monkeypatch):
     monkeypatch.setattr(folder_delta, "MAX_BYTES", 4)
     with log.open("ab") as file:
         file.write(b"0123456789")
-    assert [next(changes.take()).data for _ in range(3)] == [b"0123", b"4567", b"89"]
-    assert list(changes.take()) == []
+    assert [changes.take()[0].data for _ in range(3)] == [b"0123", b"4567", b"89"]
+    assert changes.take() == []
 
 
 def test_messages_of_all_nodes_are_appended_and_none_is_overwritten(tmp_path):
@@ -91,3 +91,24 @@ def test_checkpoints_the_drivers_heartbeats_and_the_lock_are_not_copied(tmp_path
     (tmp_path / "copy").mkdir()
     copy(tmp_path, tmp_path / "copy")
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["plan.txt"]
+
+
+def vanishing(folder):
+    raise FileNotFoundError(folder)
+
+
+def test_a_folder_that_vanishes_while_it_is_listed_ends_nothing(tmp_path, monkeypatch):
+    changes = FolderDelta(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("one\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_delta, "files_of", vanishing)
+        assert changes.take() == []
+    assert [delta.path for delta in changes.take()] == ["metrics.jsonl"]
+
+
+def test_a_folder_that_was_found_to_be_shared_once_sends_nothing_any_more(tmp_path):
+    (tmp_path / MARKER).write_text("mark")
+    (tmp_path / "metrics.jsonl").write_text("one\n")
+    changes = FolderDelta(tmp_path, mark="mark")
+    (tmp_path / MARKER).unlink()  # as at the end of a session, or for a moment on a network file system
+    assert changes.take() == []

@@ -18,7 +18,7 @@ HEAD, A, B = (Node(name, name, 1, 1) for name in ("head", "a", "b"))
 
 
 def all_files(folder):
-    return list(FolderDelta(folder, from_now=False).take())
+    return FolderDelta(folder, from_now=False).take()
 
 
 def test_a_marker_that_a_network_file_system_shows_late_is_waited_for(tmp_path):
@@ -49,7 +49,7 @@ def test_a_shared_folder_that_was_not_recognized_gets_no_line_twice(tmp_path):
             apply_delta(tmp_path, delta)
         with (tmp_path / "messages.log").open("a") as file:
             file.write("more\n")
-    assert list(changes.take()) == []
+    assert changes.take() == []
     assert (tmp_path / "messages.log").read_text() == "begun\nsaid since\n" + 5 * "more\n"
     assert (tmp_path / "experiment.draft").read_text() == "draft"
 

@@ -207,6 +207,21 @@ def test_a_pool_that_does_not_count_a_started_task_yet_gives_its_devices_to_no_o
     assert log.result == {"a": None, "b": None}
 
 
+def test_devices_of_others_stay_theirs_while_a_pool_does_not_count_a_started_task_yet(monkeypatch):
+    monkeypatch.setattr(scheduler, "POLL_S", 0.01)
+    log, polls, release, counts_late = Log(), [], threading.Event(), 5
+
+    def count():  # two of eight devices are others', and the first polls miss task a
+        polls.append(list(log.order))
+        if len(polls) == 10:
+            release.set()
+        return 8, 6 if len(polls) < counts_late or release.is_set() else 2
+
+    run_tasks([Task("a", 4, lambda _: release.wait(20)), log.task("b", 4)], count, log)
+    assert not any("b" in order for order in polls[:10])
+    assert log.result == {"a": None, "b": None}
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(0, 6), max_size=4))
 def test_devices_of_others_are_not_used_and_all_tasks_are_done(needs, held):

@@ -211,10 +211,11 @@ def test_a_part_that_has_grown_since_it_was_uploaded_is_uploaded_again(tmp_path,
     run = tmp_path / "runs" / "t12" / "1"
     recorded(run, "one", list(range(1, 31)))
     (part,) = run.glob("wandb/offline-run-*/*.wandb")
-    until = time.monotonic() + 30
-    while part.stat().st_size < 10_000:  # wandb's own process writes it, and may end later
-        assert time.monotonic() < until, part.stat().st_size
-        time.sleep(0.1)
+    until, size = time.monotonic() + 60, -1
+    while size < 10_000 or part.stat().st_size != size:  # wandb's own process writes it, and may end later
+        assert time.monotonic() < until, size
+        size = part.stat().st_size
+        time.sleep(1.0)
     whole = part.read_bytes()
     os.truncate(part, 3000)
     there = {"WANDB_BASE_URL": server.address, **WITH_KEY}

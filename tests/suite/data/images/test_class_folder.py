@@ -4,11 +4,13 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from suite.data.images.batches import ImageBatches
 from suite.data.images.prepare import folder_of_images, prepare_images
 from suite.errors import DataError
-from suite.settings import ImageSettings
+from suite.settings import ImageSettings, ImageTrainSettings
 from tests.suite.data.images.pictures import SIZE, images
 
 
@@ -43,6 +45,18 @@ def test_without_test_images_every_fifth_of_a_class_is_held_out(tmp_path):
     data = prepared(tmp_path / "own", tmp_path / "cache", channels=3)
     assert data.info.counts == {"train": 18, "test": 6}
     assert data.labels("test", range(6)).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("changes", [{}, {"flip": True}])
+def test_colour_images_keep_their_layout_in_memory(tmp_path, changes):
+    """The set has colours last. Convolutions round differently for another layout."""
+    write(tmp_path / "own", "train", 24, mode="RGB")
+    data = prepared(tmp_path / "own", tmp_path / "cache", channels=3)
+    settings = ImageSettings(source=str(tmp_path / "own"), size=SIZE, crop="none", **({"flip": False} | changes))
+    found = ImageBatches(data, settings, ImageTrainSettings(batch_images=12), 1, 2)
+    for batch in (found.batch(0, 0), found.held_out()[0]):
+        for (pixels,) in batch.inputs:
+            assert pixels.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_it_is_prepared_anew_when_a_file_is_added(tmp_path):

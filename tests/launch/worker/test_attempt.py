@@ -1,0 +1,28 @@
+"""Which records a worker reads: the run's, their drafts while a resume starts, or those of fewer devices."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from launch.worker.attempt import Attempt, draft_of
+from launch.worker.run_plan import RunPlan
+from suite.errors import RunFileError
+
+
+def test_drafts_come_before_the_runs_records_and_those_of_fewer_devices_before_both(tmp_path):
+    attempt = Attempt(tmp_path, tmp_path / "data", 2)
+    run = attempt.run
+    assert attempt.records == (run.experiment, run.plan_record)
+    draft_of(run.experiment).touch()
+    draft_of(run.plan_record).touch()
+    assert attempt.records == (tmp_path / "experiment.draft", tmp_path / "plan.draft")
+    assert replace(attempt, shrunk=True).records == (tmp_path / "shrunk.toml", tmp_path / "shrunk.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": ["x"]}', json.dumps({"cells": [1]})])
+def test_a_damaged_plan_is_one_sentence(tmp_path, text):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(RunFileError, match=r"plan\.json is damaged: .*; resume the run to plan it anew"):
+        RunPlan.read(path)
