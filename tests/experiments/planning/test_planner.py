@@ -259,7 +259,7 @@ def test_a_model_that_is_frozen_whole_is_refused_before_anything_is_priced() -> 
 
 
 def test_the_least_memory_of_a_run_fits_it_and_a_tenth_of_a_gib_less_does_not() -> None:
-    work, cluster = find("t48_1_3b_deep"), parse_cluster("128xH100", LAPTOP)
+    work, cluster = find("t128_6b"), parse_cluster("128xH100", LAPTOP)
     least = least_memory(work, cluster)
     assert least is not None
     assert least < 79 * GIB
