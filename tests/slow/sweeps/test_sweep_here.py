@@ -16,8 +16,9 @@ def test_a_failed_member_is_reported_and_run_by_the_next_sweep(tmp_path):
     assert "Traceback" not in printed
     assert "report: runs/temperature-tiny/report.html" in printed
     for folder in ("depth_width-tiny/t12_400m-0", "temperature-tiny/t12_400m-T1-0"):
-        scores = json.loads((tmp_path / "runs" / folder / "scores.json").read_text())
-        assert (scores["step"], scores["beam"], scores["max_pairs"]) == (4, 1, 3)
+        run = tmp_path / "runs" / folder
+        scores, record = (json.loads((run / name).read_text()) for name in ("scores.json", "record.json"))
+        assert (scores["step"], scores["beam"], scores["max_pairs"]) == (record["best_step"], 1, 3)
     page = (tmp_path / "runs/temperature-tiny/report.md").read_text()
     assert "excluded from all numbers: temperature-tiny/t12_400m-T100-0." in page
     assert "| temperature-tiny/t12_400m-T1-0 |" in page
