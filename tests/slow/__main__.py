@@ -1,7 +1,7 @@
 """Runs all slow tests, two files side by side, and writes their outcome to docs/results/test-faults.md.
 
-A process for each file: Ray keeps what it was told first, such as a token, for as long as its process lives. Files that
-start clusters use the same ports, so they run one after another; the others run beside them.
+Each file has a process of its own, because Ray keeps its first settings, such as a token, until the process ends. Files
+that start clusters use the same ports, so they run one after another; the others run beside them.
 """
 
 import subprocess
