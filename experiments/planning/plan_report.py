@@ -183,6 +183,8 @@ class PlanReport:
         device, interval = self.layer_costs.device, self.hours_interval
         if device is None or interval is None:
             return in_hours(self.hours * 3600)
+        if interval[0] == interval[1]:
+            return f"{in_hours(self.hours * 3600)} (estimated; operators are too small for products to set the time)"
         low, high = device.efficiency_range
         peak = "the peak" if device.efficiency < 1 else "the measured rate"
         hours = in_hour_interval(3600 * interval[0], 3600 * interval[1])

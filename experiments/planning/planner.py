@@ -33,8 +33,9 @@ MOST_DOUBLINGS = 6
 """Of K micro-batches where a plan chooses their number and nothing fits: plans nearby take minutes with more, and tiny
 micro-batches need more memory for what is kept of each."""
 
-LAUNCH_S = 1e-4
-"""What the kernels of a layer's forward take to start on a GPU: some ten of 10 us. Our choice; it is in no estimate."""
+LONGER = 1.02
+"""How much longer than the fastest a step takes when the search for M ends. Steps get a little longer before they get
+shorter where more micro-batches are small enough to be kept, and not recomputed."""
 
 TENTH = GIB // 10
 """Resolution in bytes of the search for the least memory of a plan."""
@@ -213,7 +214,7 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: t
 def _with_fastest_micro_batches(
     work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
 ) -> PlanReport:
-    """Plans with K, 2K, 4K, ... micro-batches until a step takes longer: more of them leave a smaller bubble, but each
+    """Plans with K, 2K, 4K, ... micro-batches until a step is ``LONGER``: more of them leave a smaller bubble, but each
     has fixed costs. Returns the fastest plan. Raises PlanError when none fits, with the faults of 64K micro-batches or
     of as many as there are examples for."""
     plans: list[PlanReport] = []
@@ -227,7 +228,7 @@ def _with_fastest_micro_batches(
             if doublings <= MOST_DOUBLINGS:
                 fault = error
             continue
-        if len(plans) > 1 and plans[-1].step_s > plans[-2].step_s:
+        if plans[-1].step_s > LONGER * min(plan.step_s for plan in plans):
             break
     if not plans:
         assert fault is not None, "at least one number was tried"
@@ -283,8 +284,7 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: 
 
 
 def _with_step_interval(report: PlanReport) -> PlanReport:
-    """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device, and with
-    what the estimate leaves out where that matters."""
+    """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device."""
     device, machine, logits_bytes = report.layer_costs.device, report.layer_costs.machine, report.cluster.logits_bytes
     if device is None:
         return report
@@ -293,16 +293,7 @@ def _with_step_interval(report: PlanReport) -> PlanReport:
         retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), machine)
         for share in reversed(device.efficiency_range)
     )
-    report = replace(report, step_interval_s=(low, high))
-    costs = report.layer_costs.costs
-    mean_s = sum(cost.forward_s for cost in costs) / len(costs)
-    if not device.is_cuda or mean_s >= LAUNCH_S:
-        return report
-    note = (
-        f"the estimate leaves out the start of kernels, some {LAUNCH_S * 1e6:.0f} us a layer, which computes "
-        f"{mean_s * 1e6:.1f} us here: a real step takes longer"
-    )
-    return replace(report, notes=(*report.notes, note))
+    return replace(report, step_interval_s=(low, high))
 
 
 def _on_one_host(machine: Machine, work: Experiment, cluster: Cluster) -> Machine:

@@ -69,16 +69,19 @@ def check_gradients(sizes: Sizes, machine: Cluster) -> Record:
 
 
 def check_two_stages(sizes: Sizes, machine: Cluster) -> Record:
-    """Compares K = 2 by two processes, in fp32: on gloo, or on NCCL. Raises SkippedError with one GPU."""
-    use_gpu = machine.kind == "gpu"
-    if use_gpu and machine.devices < 2:
-        raise SkippedError(
-            "NCCL refuses two ranks on one GPU, and gloo sends no CUDA tensors; it runs where torch sees two"
-        )
-    start = choose_start(sizes)
-    (expected,) = run_processes(train, 1, 1, False, start, torch.float32)
+    """Compares K = 2 by two processes, in fp32, with the CPU, and with K = 1 on the same device, whose gradients must
+    be equal to the last bit. The messages are gloo's, or NCCL's; one GPU serves both processes."""
+    use_gpu, start = machine.kind == "gpu", choose_start(sizes)
+    (expected,), (alone,) = (run_processes(train, 1, 1, on_gpu, start, torch.float32) for on_gpu in (False, use_gpu))
     first, second = run_processes(train, 2, 2, use_gpu, start, torch.float32)
-    return compare("K = 2, float32", expected, {**first, **second}, tolerance(start, torch.float32))
+    both = {**first, **second}
+    record = compare("K = 2, float32", expected, both, tolerance(start, torch.float32))
+    other = [key for key, gradient in alone.items() if not np.array_equal(gradient, both[key])]
+    row = ["gradients of K = 2 that are not the bits of K = 1", len(other), 0]
+    faults = (
+        [f"{len(other)} of {len(alone)} gradients of K = 2 are not those of K = 1, such as {other[0]}"] if other else []
+    )
+    return {"rows": [*record["rows"], row], "faults": record["faults"] + faults}
 
 
 def check_update(sizes: Sizes, machine: Cluster) -> Record:

@@ -32,12 +32,15 @@ def init_process_group(
     timeout_s: float = GROUP_TIMEOUT_S,
 ) -> torch.device:
     """Joins the default process group, by a URL or in a store; returns this process's device: the GPU of index ``gpu``,
-    or the CPU. Also sets torch's ``threads``, if given, and ``gpu_environment``."""
+    or the CPU. Also sets torch's ``threads``, if given; on a GPU ``gpu_environment`` and the kernel of attention."""
     if threads is not None:
         torch.set_num_threads(threads)
     if gpu is not None:
         os.environ.update(gpu_environment())
         torch.cuda.set_device(gpu)
+        # cuDNN's attention takes 122 ms at each new shape, which packed text has many of; the other kernel takes 0.4,
+        # and as long in a step (docs/results/gpu.md)
+        torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     where: dict[str, Any] = {"init_method": rendezvous} if isinstance(rendezvous, str) else {"store": rendezvous}
     timeout = timedelta(seconds=timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Sequence
@@ -84,15 +85,18 @@ def measure_layers(
 
 
 def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
-    """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none. On a GPU there
-    is no NCCL communicator yet: a plan adds them (``suite.pipeline.planning.communicators``).
+    """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none. On a GPU that
+    includes the workspaces of libraries such as cuBLAS, the only tensors left here; there is no NCCL communicator yet,
+    which a plan adds (``suite.pipeline.planning.communicators``).
 
     On the host these are ``anonymous_bytes``, counted before there were tensors, and the pages of files: those of the
     libraries' code become resident only when it runs.
     """
     if not is_host(device):
+        gc.collect()
         free, total = module_of(device).mem_get_info(device)
-        return max(0, int(total - free - module_of(device).memory_reserved(device)))
+        unused = module_of(device).memory_reserved(device) - module_of(device).memory_allocated(device)
+        return max(0, int(total - free - unused))
     return anonymous_bytes + _resident_bytes("RssFile") + _resident_bytes("RssShmem")
 
 
@@ -137,11 +141,12 @@ def measure_steps(
     steps: int,
     update: bool = True,
     use_gpu: bool = False,
+    logits_bytes: int = CPU_LOGITS_BYTES,
 ) -> Steps:
     """Measures steps of one replica's pipeline on equal micro-batches, after two warm-up steps."""
     keep_freed_memory()  # as a run's workers do
     device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
-    return _run_steps(device, workload, cells, schedule_config, steps, update)
+    return _run_steps(device, workload, cells, schedule_config, logits_bytes, steps, update)
 
 
 def measure_peak_bytes(
@@ -152,13 +157,15 @@ def measure_peak_bytes(
     cells: Sequence[int],
     schedule_config: ScheduleConfig,
     use_gpu: bool = False,
+    logits_bytes: int = CPU_LOGITS_BYTES,
 ) -> int:
-    """Measures one worker's peak memory from its first weight to the end of the second step."""
+    """Measures the peak bytes of one worker's tensors, from its first weight to the end of the second step."""
     keep_freed_memory()
     device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
     with MemoryTracker(device) as memory_tracker:
-        _run_steps(device, workload, cells, schedule_config)
-    return memory_tracker.peak
+        _run_steps(device, workload, cells, schedule_config, logits_bytes)
+        gc.collect()
+    return memory_tracker.peak - memory_tracker.change  # what is left are workspaces, which _process_bytes counts
 
 
 def _run_steps(
@@ -166,11 +173,13 @@ def _run_steps(
     workload: Measurable,
     cells: Sequence[int],
     schedule_config: ScheduleConfig,
+    logits_bytes: int,
     steps: int = 0,
     update: bool = True,
 ) -> Steps:
     coord = RankCoord(dist.get_rank(), dist.get_world_size(), 1)
     layers, loss = workload.build()
+    set_logits_bytes(layers, logits_bytes)
     model = PartitionedModel(layers, loss, cell_ranges(cells, len(layers)), schedule_config)
     executor, groups = make_executor(coord, model, device, workload.optimizer.precision, seed=0)
     optimizer = make_stage_optimizer(executor, groups, model, workload.optimizer)

@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from suite.device import is_host
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.runtime.gradient_reducer import Shards
 from suite.settings import OptimizerSettings
@@ -184,6 +185,14 @@ class ShardedState(ReplicatedState):
         return [self._inner.state[group["params"][0]]["step"] for group in self._inner.param_groups]
 
 
+def _keep_on_the_host() -> None:
+    """Keeps DeepSpeed from moving a stage to a GPU because this machine has one."""
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    set_accelerator(CPU_Accelerator())
+
+
 def _initialize(
     module: nn.Module,
     inner: torch.optim.Optimizer,
@@ -207,6 +216,8 @@ def _initialize(
     # KeyError (CPython issue 91351); a module that is loaded already does no harm.
     import deepspeed.utils.pin_memory
 
+    if is_host(device):
+        _keep_on_the_host()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     # otherwise DeepSpeed compiles an all-reduce kernel for inference at the first start, for half a minute
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

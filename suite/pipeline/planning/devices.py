@@ -51,6 +51,8 @@ class Device:
     """Approximate bytes of a worker without a model: the libraries; on a GPU CUDA's context and kernels."""
     is_cuda: bool = False
     """Whether autocast chooses the formats of CUDA devices."""
+    launch_s: float = 0.0
+    """Seconds in which the host starts one operator; the device waits for it where operators are small."""
 
     def product_rate(self, precision: str) -> float:
         """Returns the attainable operations a second of matrix products."""
@@ -83,7 +85,15 @@ class Machine:
     """Of the messages between stages."""
 
 
-_gpu = partial(Device, process_bytes=GIB, is_cuda=True)
+GPU_PROCESS_BYTES = 19 * GIB // 10
+"""Bytes of a worker on a GPU without a model: CUDA's context, all kernels, which a run loads at its start, and the
+workspaces of cuBLAS; 1.82 + 0.06 GiB measured on an H200."""
+
+GPU_LAUNCH_S = 20e-6
+"""Small layers took 19 to 33 us an operator on an H200 in a virtual machine, where the smallest kernel took 8
+(measured); a faster host needs less."""
+
+_gpu = partial(Device, process_bytes=GPU_PROCESS_BYTES, is_cuda=True, launch_s=GPU_LAUNCH_S)
 _TPU_V3 = Device("TPUv3", 16, 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")
 
 # Without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each, PCIe 4 at 24, PCIe 5
@@ -196,8 +206,9 @@ def this_device(memory: int) -> Device:
         100e-6,
         efficiency=1.0,
         efficiency_range=(0.6, 1.0),
-        process_bytes=CPU_PROCESS_BYTES if is_host(device) else GIB,
+        process_bytes=CPU_PROCESS_BYTES if is_host(device) else GPU_PROCESS_BYTES,
         is_cuda=device.type == "cuda",
+        launch_s=0.0 if is_host(device) else GPU_LAUNCH_S,
     )
 
 

@@ -107,7 +107,7 @@ def _estimate(
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
             first = _distinct(layer(*inputs))
         output_boundary = tuple(map(TensorSpec.of, to_bf16(first) if is_bf16 else first))
-    op_cost = OpCostMode(device.product_rate(optimizer.precision), device.bandwidth)
+    op_cost = OpCostMode(device.product_rate(optimizer.precision), device.bandwidth, device.launch_s)
 
     def run() -> Tensors:
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
@@ -120,20 +120,20 @@ def _estimate(
         with torch.no_grad():
             run()
         op_cost.settle()
-        casts, start_s = op_cost.alive, op_cost.seconds
+        casts = op_cost.alive
         with torch.no_grad():
             run()
-        forward_s, forward_peak = op_cost.seconds - start_s, op_cost.peak - casts
+        forward_s, forward_peak = op_cost.seconds, op_cost.peak - casts
         op_cost.settle()
         outputs = run()
-        recompute_s, graph_peak = op_cost.seconds - start_s - forward_s, op_cost.peak - casts
+        recompute_s, graph_peak = op_cost.seconds, op_cost.peak - casts
         op_cost.settle()
         activations = max(0, op_cost.alive - casts)
         before, gradients = _backward(outputs)
         op_cost.settle()
         base = op_cost.alive
         torch.autograd.backward(before, gradients)
-        backward_s = op_cost.seconds - start_s - forward_s - recompute_s
+        backward_s = op_cost.seconds
         backward_peak = max(0, op_cost.peak - base)
         weight_s, deferred_bytes = _deferred(layer, inputs, run, op_cost)
     return _of_parameters(layer, device, optimizer) | {
@@ -173,10 +173,10 @@ def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_
     for tensor in inputs:
         tensor.grad = None
     op_cost.settle()
-    held_bytes, start_s = op_cost.alive - base, op_cost.seconds
+    held_bytes = op_cost.alive - base
     for grad in deferred:
         grad.add()
-    return op_cost.seconds - start_s, max(0, held_bytes)
+    return op_cost.seconds, max(0, held_bytes)
 
 
 def _distinct(results: Tensor | Tensors) -> Tensors:
@@ -194,18 +194,23 @@ class OpCostMode(TorchDispatchMode):
     """A mode that counts the cost of operators.
 
     ``seconds``
-        the sum over operators of the slower of two: matrix products at ``product_rate`` operations a second, or
-        tensors at ``bandwidth`` bytes a second;
+        of the operators since ``settle``, on the slower of the device and its host. The device sums over operators the
+        slower of two: matrix products at ``product_rate`` operations a second, or tensors at ``bandwidth`` bytes a
+        second. The host starts each operator in ``launch_s``;
     ``alive``, ``peak``
         bytes of the tensors created under the mode that are alive now, and their peak.
     """
 
-    def __init__(self, product_rate: float, bandwidth: float) -> None:
+    def __init__(self, product_rate: float, bandwidth: float, launch_s: float = 0.0) -> None:
         super().__init__()
-        self._product_rate, self._bandwidth = product_rate, bandwidth
+        self._product_rate, self._bandwidth, self._launch_s = product_rate, bandwidth, launch_s
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.seconds = 0.0
+        self._device_s = self._host_s = 0.0
         self.alive = self.peak = 0
+
+    @property
+    def seconds(self) -> float:
+        return max(self._device_s, self._host_s)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -217,7 +222,8 @@ class OpCostMode(TorchDispatchMode):
         return out
 
     def settle(self) -> None:
-        """Removes freed tensors, and resets the peak."""
+        """Removes freed tensors, and resets the peak and the seconds."""
+        self._device_s = self._host_s = 0.0
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         self.alive = self.peak = sum(size for _, size in self._live.values())
 
@@ -228,7 +234,8 @@ class OpCostMode(TorchDispatchMode):
             return
         traffic = sum(map(_bytes, inputs)) + sum(map(_bytes, outputs))
         flops = op_flops(func, args, kwargs, out)
-        self.seconds += max(flops / self._product_rate, traffic / self._bandwidth)
+        self._device_s += max(flops / self._product_rate, traffic / self._bandwidth)
+        self._host_s += self._launch_s
 
     def _count_bytes(self, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
         input_storages = {_storage(tensor) for tensor in inputs}

@@ -161,8 +161,15 @@ def test_stages_that_differ_are_told_apart() -> None:
     assert "stages 4-5: layers 4-5 (1 each)" in text
 
 
-def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_a_number() -> None:
+def test_an_estimated_plan_says_that_products_do_not_set_the_time() -> None:
     work = translation("pipeline.stages=2 train.steps=200000")
+    planned = plan_workload(work, parse_cluster("2x1xH100", LAPTOP), estimated_costs)
+    last = next(line for line in planned.lines() if "200,000 steps" in line)
+    assert last.endswith(" hours (estimated; operators are too small for products to set the time)")
+
+
+def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_a_number() -> None:
+    work = translation("pipeline.stages=2 train.steps=200000 train.batch_tokens=1000000")
     cluster = parse_cluster("2x1xH100", LAPTOP)
     planned = plan_workload(work, cluster, estimated_costs)
     assert cluster.device is not None
@@ -182,7 +189,9 @@ def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_
 
     planned = plan_workload(work, cluster, measured)
     assert planned.as_dict()["hours_interval"] is None
-    assert any(line == f"  200,000 steps of 1,024 tokens: {in_hours(planned.hours * 3600)}" for line in planned.lines())
+    assert any(
+        line == f"  200,000 steps of 1,000,000 tokens: {in_hours(planned.hours * 3600)}" for line in planned.lines()
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -55,6 +56,7 @@ def test_every_part_is_done_and_its_numbers_are_in_the_json(written):
     one, two, exact = results["parts"]["gradients"], results["parts"]["two_stages"], results["parts"]["update"]
     assert [what.split(":")[0] for what, _, _ in one["rows"]] == ["float64", "float32", "bfloat16"]
     assert two["rows"][0][0].startswith("K = 2, float32: layer ")
+    assert two["rows"].pop() == ["gradients of K = 2 that are not the bits of K = 1", 0, 0]
     assert exact["rows"][0][0].startswith("K = 2, R = 2, float32 norms: a layer of worker ")
     for part in (one, two, exact):
         assert all(0 <= measured < allowed for _, measured, allowed in part["rows"])
@@ -148,10 +150,36 @@ def test_a_peak_above_its_plan_is_named_with_both_numbers():
     assert step.over_plan(2 * GIB, GIB) == "a step held 2.00 GiB and the plan says 1.00"
 
 
-def test_one_gpu_skips_two_stages_with_the_reason():
-    found = parts._run(parts.PARTS[3], TINY, Cluster(1, GIB, "gpu"))
-    assert found["status"] == "skipped"
-    assert "NCCL refuses two ranks on one GPU" in found["reason"]
+@pytest.mark.parametrize(("rank", "gpus", "gpu", "host"), [(0, 2, 0, None), (1, 2, 1, None), (1, 1, 0, "rank 1")])
+def test_processes_share_a_gpu_if_there_are_too_few(rank, gpus, gpu, host, monkeypatch):
+    """NCCL refuses two ranks of one node on a GPU, so each names a node of its own."""
+    joined = []
+    monkeypatch.setattr(workers, "init_process_group", lambda *args: joined.append(args))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(workers.embedding, "sinusoids", workers.embedding.sinusoids)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setenv("NCCL_HOSTID", "")
+    monkeypatch.delenv("NCCL_HOSTID")
+    workers._join(rank, 2, "a url", 2, True)
+    assert joined == [(rank, 2, "a url", 1, gpu, workers.DEADLINE_S)]
+    assert os.environ.get("NCCL_HOSTID") == host
+
+
+def test_two_stages_whose_bits_are_not_those_of_one_are_a_fault(monkeypatch):
+    original = gradients.run_processes
+
+    def on_two_stages_that_round(target, world, *rest):
+        results = original(target, world, *rest)
+        if world == 2:
+            entry = results[0]["layer 1, feed.inward.weight"].reshape(-1)[:1]
+            entry[:] = np.nextafter(entry, 1)
+        return results
+
+    monkeypatch.setattr(gradients, "run_processes", on_two_stages_that_round)
+    found = gradients.check_two_stages(TINY, CPU)
+    assert found["rows"][1] == ["gradients of K = 2 that are not the bits of K = 1", 1, 0]
+    assert len(found["faults"]) == 1
+    assert "not those of K = 1, such as layer 1, feed.inward.weight" in found["faults"][0]
 
 
 def test_an_error_of_a_thousandth_is_found_and_written(monkeypatch, tmp_path):

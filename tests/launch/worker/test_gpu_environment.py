@@ -139,3 +139,17 @@ def test_a_worker_on_a_gpu_has_it_before_cuda_starts(monkeypatch):
     with pytest.raises(RuntimeError, match="there is no GPU"):
         init_process_group(0, 1, "file:///nowhere", gpu=0)
     assert seen == ["expandable_segments:True"]
+
+
+def test_a_gpu_attends_with_a_kernel_that_is_ready_for_any_shape(monkeypatch):
+    """cuDNN's is not: it builds a plan for each shape, in a tenth of a second."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **options: None)
+    try:
+        init_process_group(0, 1, "file:///nowhere")
+        assert torch.backends.cuda.cudnn_sdp_enabled() == before
+        init_process_group(0, 1, "file:///nowhere", gpu=0)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

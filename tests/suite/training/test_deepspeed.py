@@ -54,6 +54,23 @@ def test_deepspeed_takes_the_gpu_of_the_worker(index):
     assert set(moved_to) == {f"cuda:{index}"}
 
 
+def device_on_a_machine_with_a_gpu(rank, world, rendezvous):
+    """Returns where DeepSpeed moves a stage on the CPU if it was imported for a GPU."""
+    join(rank, world, rendezvous)
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    set_accelerator(CUDA_Accelerator())
+    layer = Layer()
+    make_state(ReplicatedState, RankCoord(rank, 1, 1), layer, torch.device("cpu"))
+    return layer.moved_to
+
+
+def test_a_stage_on_the_cpu_stays_there_on_a_machine_with_a_gpu():
+    ((moved_to),) = run_processes(device_on_a_machine_with_a_gpu, 1)
+    assert set(moved_to) == {"cpu"}
+
+
 def modules_of_the_end(rank, world, rendezvous, kind):
     """Returns which modules the destructors of DeepSpeed's engine and of its optimizer load."""
     join(rank, world, rendezvous)

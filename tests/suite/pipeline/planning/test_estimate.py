@@ -365,14 +365,15 @@ def test_the_meter_weighs_what_stands():
             c = b[:500] + 1
             assert (op_cost.alive, op_cost.peak) == (6_000, 8_000)
             c.add_(1)
+            # read and write: two of 1,000 numbers, then two of 500, at 4 bytes a second
+            assert op_cost.seconds == 2 * (1_000 + 1_000) + 2 * (500 + 500)
             del b
             op_cost.settle()
+            assert op_cost.seconds == 0
             assert (op_cost.alive, op_cost.peak) == (6_000, 6_000)  # the view still holds it
             del view
             op_cost.settle()
             assert (op_cost.alive, op_cost.peak) == (2_000, 2_000)
-    # read and write: two of 1,000 numbers, then two of 500, at 4 bytes a second
-    assert op_cost.seconds == 2 * (1_000 + 1_000) + 2 * (500 + 500)
 
 
 def test_the_meter_counts_the_operations_of_products():
@@ -383,6 +384,17 @@ def test_the_meter_counts_the_operations_of_products():
             left @ right
             left.relu().sum()
     assert op_cost.seconds == 2 * 5 * 7 * 3 * 2
+
+
+@pytest.mark.parametrize(("launch_s", "seconds"), [(10.0, 210.0), (30.0, 240.0), (0.0, 210.0)])
+def test_a_device_waits_for_its_host_where_operators_are_small(launch_s, seconds):
+    op_cost = OpCostMode(product_rate=1.0, bandwidth=INFINITY, launch_s=launch_s)
+    with FakeTensorMode(), op_cost:
+        left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 1)
+        product = left @ right  # 210 operations, by one operator; the view below is none
+        for _ in range(5):
+            product.view(35).relu()
+    assert op_cost.seconds == seconds
 
 
 @pytest.mark.parametrize("name", sorted(DEVICES))
