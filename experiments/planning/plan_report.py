@@ -183,8 +183,9 @@ class PlanReport:
         device, interval = self.layer_costs.device, self.hours_interval
         if device is None or interval is None:
             return in_hours(self.hours * 3600)
-        if interval[0] == interval[1]:
-            return f"{in_hours(self.hours * 3600)} (estimated; operators are too small for products to set the time)"
+        least, most = (in_hours(3600 * end) for end in interval)
+        if least == most:
+            return f"{least} (estimated; the speed of matrix products does not matter here)"
         low, high = device.efficiency_range
         peak = "the peak" if device.efficiency < 1 else "the measured rate"
         hours = in_hour_interval(3600 * interval[0], 3600 * interval[1])

@@ -23,7 +23,7 @@ from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, GIB, Device, Machine
+from suite.pipeline.planning.devices import DEVICES, GIB, GPU_PROCESS_BYTES, Device, Machine
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import check_memory, compare_schedules, least_limit, make_plan, retimed_step_s
@@ -34,7 +34,7 @@ MOST_DOUBLINGS = 6
 micro-batches need more memory for what is kept of each."""
 
 LONGER = 1.02
-"""How much longer than the fastest a step takes when the search for M ends. Steps get a little longer before they get
+"""How much longer than the fastest a step takes where the search for M ends. Steps get a little longer before they get
 shorter where more micro-batches are small enough to be kept, and not recomputed."""
 
 TENTH = GIB // 10
@@ -47,9 +47,11 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     For this machine, which has no declared device, uses its memory and the speed of a TPUv3 core; the callers then only
     use the bytes.
     """
-    device = cluster.device or replace(
-        DEVICES["TPUv3"], memory_bytes=cluster.bytes_per_device, is_cuda=cluster.kind == "gpu"
-    )
+    device = cluster.device
+    if device is None:
+        is_gpu, memory = cluster.kind == "gpu", cluster.bytes_per_device
+        process = GPU_PROCESS_BYTES if is_gpu else 0
+        device = replace(DEVICES["TPUv3"], memory_bytes=memory, is_cuda=is_gpu, process_bytes=process)
     costs = _estimated(KeyedWork(work, work.key()), device, cluster.logits_bytes)
     reduce = device.link if cluster.device is not None else math.inf
     machine = Machine(
@@ -214,9 +216,9 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: t
 def _with_fastest_micro_batches(
     work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
 ) -> PlanReport:
-    """Plans with K, 2K, 4K, ... micro-batches until a step is ``LONGER``: more of them leave a smaller bubble, but each
-    has fixed costs. Returns the fastest plan. Raises PlanError when none fits, with the faults of 64K micro-batches or
-    of as many as there are examples for."""
+    """Plans with K, 2K, 4K, ... micro-batches until a step takes ``LONGER`` times the fastest, or two in a row are no
+    faster: more of them leave a smaller bubble, but each has fixed costs. Returns the fastest plan. Raises PlanError
+    when none fits, with the faults of 64K micro-batches or of as many as there are examples for."""
     plans: list[PlanReport] = []
     fault: PlanError | None = None
     for doublings, choice in enumerate(numbers_of_micro_batches(work)):
@@ -228,16 +230,17 @@ def _with_fastest_micro_batches(
             if doublings <= MOST_DOUBLINGS:
                 fault = error
             continue
-        if plans[-1].step_s > LONGER * min(plan.step_s for plan in plans):
+        best = min(range(len(plans)), key=lambda at: plans[at].step_s)
+        if plans[-1].step_s > LONGER * plans[best].step_s or len(plans) - 1 - best == 2:
             break
     if not plans:
         assert fault is not None, "at least one number was tried"
         raise fault
-    best = min(plans, key=lambda plan: plan.step_s)
+    chosen = min(plans, key=lambda plan: plan.step_s)
     steps = ", ".join(f"{in_seconds(plan.step_s)} with M = {plan.experiment.pipeline.micro_batches}" for plan in plans)
     more = f"; fewer than {plans[0].experiment.pipeline.micro_batches} do not fit" if fault is not None else ""
-    note = f"the plan chose M = {best.experiment.pipeline.micro_batches}: a step takes {steps}{more}"
-    return replace(best, notes=(*best.notes, note))
+    note = f"the plan chose M = {chosen.experiment.pipeline.micro_batches}: a step takes {steps}{more}"
+    return replace(chosen, notes=(*chosen.notes, note))
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]) -> PlanReport:

@@ -30,7 +30,7 @@ NOTES = (
     "The limit is the device's memory minus a reserve of 5% (pipeline.memory_reserve).",
     "Each run has the paper's K (t12_400m: ours, none is printed) and its own schedule; R is 8, "
     "or as many replicas as the cluster holds. The plan chose "
-    "M (pipeline.micro_batches=auto): the fastest step by the simulation, which has no cost of launching kernels.",
+    "M (pipeline.micro_batches=auto): the fastest step by the simulation.",
     "Below a run that does not fit stands the first plan that the suite suggests, with the settings that make it.",
     "16x16GiB: one group of 16 devices with the memory, speed and links of a TPUv3 core. H100: 79 GiB, NVLink 4 inside "
     "a node, one port of 200 Gbit/s a device between nodes.",

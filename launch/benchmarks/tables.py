@@ -26,7 +26,7 @@ from launch.backends.processes import run_processes
 from launch.planning.layer_costs import measure_costs
 from launch.runs.store import CACHE, RUNS, RunFolder, find_run
 from launch.tracking.progress import log_by_part
-from launch.worker.devices import this_machine
+from launch.worker.devices import cores, this_machine
 from launch.worker.measure import LayerMeasurements, Steps, measure_layers, measure_peak_bytes, measure_steps, slowest_s
 from suite.errors import SettingError, nearest
 from suite.log import Log
@@ -103,7 +103,7 @@ def _measure_step(work: SleepingWork, log: Log) -> Measurement:
 
 def _costs(work: ImageExperiment, log: Log) -> Sequence[LayerCost]:
     """Measures a workload's layers in one process with one thread."""
-    one, machine = work.with_settings("train.threads=1"), replace(this_machine(), devices=1)
+    one, machine = work.with_settings("train.threads=1"), replace(cores(), devices=1)
     found = measure_costs(one, machine, CACHE / "costs", log, LocalBackend(), timeout_s=MEASURE_TIMEOUT_S)
     if not found.measured:
         raise SettingError(f"this table needs measured costs, and only estimates are available: {found.source}")
@@ -115,7 +115,7 @@ def _plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
     cache = FOLDER / "costs"
     for cached_file in cache.glob("*.json"):
         cached_file.unlink()  # each round measures anew
-    found = measure_costs(work, this_machine(), cache, lambda text: None, LocalBackend())
+    found = measure_costs(work, cores(), cache, lambda text: None, LocalBackend())
     parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
     plan = make_plan(found.costs, work.pipeline, parameter_bytes, found.machine)
     run = work, plan.layers_per_cell, plan.schedule_config

@@ -72,16 +72,18 @@ def check_two_stages(sizes: Sizes, machine: Cluster) -> Record:
     """Compares K = 2 by two processes, in fp32, with the CPU, and with K = 1 on the same device, whose gradients must
     be equal to the last bit. The messages are gloo's, or NCCL's; one GPU serves both processes."""
     use_gpu, start = machine.kind == "gpu", choose_start(sizes)
-    (expected,), (alone,) = (run_processes(train, 1, 1, on_gpu, start, torch.float32) for on_gpu in (False, use_gpu))
+    (expected,) = run_processes(train, 1, 1, False, start, torch.float32)
+    (alone,) = run_processes(train, 1, 1, True, start, torch.float32) if use_gpu else (expected,)
     first, second = run_processes(train, 2, 2, use_gpu, start, torch.float32)
     both = {**first, **second}
     record = compare("K = 2, float32", expected, both, tolerance(start, torch.float32))
     other = [key for key, gradient in alone.items() if not np.array_equal(gradient, both[key])]
     row = ["gradients of K = 2 that are not the bits of K = 1", len(other), 0]
-    faults = (
-        [f"{len(other)} of {len(alone)} gradients of K = 2 are not those of K = 1, such as {other[0]}"] if other else []
-    )
-    return {"rows": [*record["rows"], row], "faults": record["faults"] + faults}
+    if other:
+        record["faults"].append(
+            f"{len(other)} of {len(alone)} gradients of K = 2 are not those of K = 1, as {other[0]}"
+        )
+    return record | {"rows": [*record["rows"], row]}
 
 
 def check_update(sizes: Sizes, machine: Cluster) -> Record:

@@ -32,7 +32,7 @@ from suite.pipeline.planning.profile import COPIES, LEAST_ROUNDS, WARM_UPS
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 6
+VERSION = 7
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()

@@ -30,6 +30,11 @@ def this_machine() -> Cluster:
         return gpus()
     if fault := _gpu_fault():
         raise PlacementError(f"{fault}; CUDA_VISIBLE_DEVICES= trains on the CPU")
+    return cores()
+
+
+def cores() -> Cluster:
+    """Returns this machine's cores, each with an equal share of the memory."""
     return Cluster(cpu_limit(), memory_limit_bytes() // cpu_limit(), "cpu")
 
 

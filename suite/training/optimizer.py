@@ -185,8 +185,8 @@ class ShardedState(ReplicatedState):
         return [self._inner.state[group["params"][0]]["step"] for group in self._inner.param_groups]
 
 
-def _keep_on_the_host() -> None:
-    """Keeps DeepSpeed from moving a stage to a GPU because this machine has one."""
+def keep_on_the_host() -> None:
+    """Keeps DeepSpeed from moving a model to this machine's GPU, for which it may have been imported."""
     from deepspeed.accelerator import set_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
@@ -217,7 +217,7 @@ def _initialize(
     import deepspeed.utils.pin_memory
 
     if is_host(device):
-        _keep_on_the_host()
+        keep_on_the_host()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     # otherwise DeepSpeed compiles an all-reduce kernel for inference at the first start, for half a minute
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -12,6 +12,7 @@ from experiments.benchmark.peers.cell import Cell, CellRunner
 from experiments.benchmark.peers.peer import BenchContext
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.planning.partition import cell_ranges
+from suite.training.optimizer import keep_on_the_host
 
 
 class DeepSpeedPipeline(CellRunner):
@@ -25,6 +26,7 @@ class DeepSpeedPipeline(CellRunner):
         from deepspeed.runtime.pipe import schedule
         from deepspeed.runtime.pipe.topology import ProcessTopology
 
+        keep_on_the_host()
         deepspeed.utils.logger.setLevel(logging.ERROR)
         deepspeed.init_distributed("gloo", dist_init_required=False)
         work = context.work

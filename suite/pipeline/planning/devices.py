@@ -90,8 +90,8 @@ GPU_PROCESS_BYTES = 19 * GIB // 10
 workspaces of cuBLAS; 1.82 + 0.06 GiB measured on an H200."""
 
 GPU_LAUNCH_S = 20e-6
-"""Small layers took 19 to 33 us an operator on an H200 in a virtual machine, where the smallest kernel took 8
-(measured); a faster host needs less."""
+"""Small layers took 19 to 33 us an operator, as the estimate counts them, on an H200 in a virtual machine, where the
+smallest kernel took 8 (measured); a faster host needs less."""
 
 _gpu = partial(Device, process_bytes=GPU_PROCESS_BYTES, is_cuda=True, launch_s=GPU_LAUNCH_S)
 _TPU_V3 = Device("TPUv3", 16, 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")

@@ -235,7 +235,8 @@ class OpCostMode(TorchDispatchMode):
         traffic = sum(map(_bytes, inputs)) + sum(map(_bytes, outputs))
         flops = op_flops(func, args, kwargs, out)
         self._device_s += max(flops / self._product_rate, traffic / self._bandwidth)
-        self._host_s += self._launch_s
+        if not func.__name__.startswith("empty"):  # these start no kernel
+            self._host_s += self._launch_s
 
     def _count_bytes(self, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
         input_storages = {_storage(tensor) for tensor in inputs}

@@ -161,11 +161,11 @@ def test_stages_that_differ_are_told_apart() -> None:
     assert "stages 4-5: layers 4-5 (1 each)" in text
 
 
-def test_an_estimated_plan_says_that_products_do_not_set_the_time() -> None:
+def test_an_estimated_plan_says_where_the_speed_of_products_does_not_matter() -> None:
     work = translation("pipeline.stages=2 train.steps=200000")
     planned = plan_workload(work, parse_cluster("2x1xH100", LAPTOP), estimated_costs)
     last = next(line for line in planned.lines() if "200,000 steps" in line)
-    assert last.endswith(" hours (estimated; operators are too small for products to set the time)")
+    assert last.endswith(" hours (estimated; the speed of matrix products does not matter here)")
 
 
 def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_a_number() -> None:

@@ -22,7 +22,7 @@ from experiments.registry import find, resolve
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.communicators import COLLECTIVE_BYTES, P2P_BYTES
-from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.devices import GIB, GPU_PROCESS_BYTES
 from suite.pipeline.planning.estimate import OpCostMode
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Node
@@ -118,7 +118,7 @@ def test_a_plan_has_room_for_the_batches_of_adafactor() -> None:
 
 def test_a_plan_for_gpus_keeps_bytes_for_every_communicator() -> None:
     """Two stages and two replicas: all workers, the replicas of a stage, the two stages with the vocabulary's matrix,
-    and one for each direction between the stages; and a bucket of gradients. A TPU has no NCCL."""
+    and one for each direction between the stages; a bucket of gradients, and the process. A TPU has none of these."""
     work = translation("pipeline.stages=2 pipeline.replicas=2 pipeline.layers_per_cell=3,4")
 
     def peaks_on(cluster: Cluster) -> list[int]:
@@ -127,7 +127,7 @@ def test_a_plan_for_gpus_keeps_bytes_for_every_communicator() -> None:
     gpus, tpus = peaks_on(Cluster(4, 16 * GIB, "gpu")), peaks_on(parse_cluster("4x16GiB", LAPTOP))
     gradients = 4 * count_parameters(work.build()[0])
     assert gradients < ACCELERATOR_BUCKET_BYTES
-    expected = 3 * COLLECTIVE_BYTES + 2 * P2P_BYTES + gradients
+    expected = 3 * COLLECTIVE_BYTES + 2 * P2P_BYTES + gradients + GPU_PROCESS_BYTES
     assert [gpu - tpu for gpu, tpu in zip(gpus, tpus, strict=True)] == [expected, expected]
 
 

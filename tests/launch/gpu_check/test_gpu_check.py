@@ -150,6 +150,19 @@ def test_a_peak_above_its_plan_is_named_with_both_numbers():
     assert step.over_plan(2 * GIB, GIB) == "a step held 2.00 GiB and the plan says 1.00"
 
 
+def test_a_step_computes_logits_in_pieces_of_the_devices_size(monkeypatch):
+    """A GPU's are larger: in those of a CPU the head took four times as long (measured)."""
+    machine, asked = Cluster(1, 80 * GIB, "gpu"), []
+
+    def on_the_cpu(target, world, *args):
+        asked.append(args[-1])
+        return gradients.run_processes(target, world, *(False if arg is True else arg for arg in args[:-1]))
+
+    monkeypatch.setattr(step, "run_processes", on_the_cpu)
+    step.check_step(TINY, machine)
+    assert asked == [machine.logits_bytes] * 3 != [CPU.logits_bytes] * 3
+
+
 @pytest.mark.parametrize(("rank", "gpus", "gpu", "host"), [(0, 2, 0, None), (1, 2, 1, None), (1, 1, 0, "rank 1")])
 def test_processes_share_a_gpu_if_there_are_too_few(rank, gpus, gpu, host, monkeypatch):
     """NCCL refuses two ranks of one node on a GPU, so each names a node of its own."""
@@ -179,7 +192,7 @@ def test_two_stages_whose_bits_are_not_those_of_one_are_a_fault(monkeypatch):
     found = gradients.check_two_stages(TINY, CPU)
     assert found["rows"][1] == ["gradients of K = 2 that are not the bits of K = 1", 1, 0]
     assert len(found["faults"]) == 1
-    assert "not those of K = 1, such as layer 1, feed.inward.weight" in found["faults"][0]
+    assert "not those of K = 1, as layer 1, feed.inward.weight" in found["faults"][0]
 
 
 def test_an_error_of_a_thousandth_is_found_and_written(monkeypatch, tmp_path):

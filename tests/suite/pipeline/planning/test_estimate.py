@@ -386,14 +386,14 @@ def test_the_meter_counts_the_operations_of_products():
     assert op_cost.seconds == 2 * 5 * 7 * 3 * 2
 
 
-@pytest.mark.parametrize(("launch_s", "seconds"), [(10.0, 210.0), (30.0, 240.0), (0.0, 210.0)])
+@pytest.mark.parametrize(("launch_s", "seconds"), [(30.0, 210.0), (40.0, 240.0), (0.0, 210.0)])
 def test_a_device_waits_for_its_host_where_operators_are_small(launch_s, seconds):
     op_cost = OpCostMode(product_rate=1.0, bandwidth=INFINITY, launch_s=launch_s)
     with FakeTensorMode(), op_cost:
         left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 1)
-        product = left @ right  # 210 operations, by one operator; the view below is none
+        product = left @ right  # 210 operations
         for _ in range(5):
-            product.view(35).relu()
+            product.view(35).relu()  # a view starts nothing, nor did the empty tensors
     assert op_cost.seconds == seconds
 
 
