@@ -75,7 +75,7 @@ def _turn(number: int, way: str, processes: int, experiment: Experiment, data: P
     left = iter(steps)
     for step in islice(left, max(1, processes)):
         make(step)
-    turn = _launch_beside(lambda: sum(batch.weight for batch in map(make, islice(left, BATCHES)) if batch))
+    turn = _launch_beside(lambda: sum(batch.divisor for batch in map(make, islice(left, BATCHES)) if batch))
     for step in left:
         make(step)
     return turn

@@ -70,7 +70,7 @@ def train_and_update(
     optimizer = make_stage_optimizer(executor, groups, partitioned, OptimizerSettings(warmup_steps=1))
     batch = start.batch
     begin, end = (len(batch) * at // coord.replicas for at in (coord.replica, coord.replica + 1))
-    share = MiniBatch(batch.inputs[begin:end], batch.targets[begin:end], batch.weight, begin)
+    share = MiniBatch(batch.inputs[begin:end], batch.targets[begin:end], batch.divisor, begin)
     norms = optimizer.update(executor.train(share, 0), 0).layer_norms
     after = parameters(executor.stage).items()
     changed = any((p.detach().cpu().numpy() != start.weights[key].astype(np.float32)).any() for key, p in after)

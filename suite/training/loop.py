@@ -216,9 +216,9 @@ def _record(worker: TrainingSetup, progress: Progress, trained: TrainedStep, bat
     unit, coord, device = worker.unit, worker.executor.coord, worker.executor.stage.device
     result, seconds = trained.result, trained.seconds
     values = {
-        metrics.LOSS: result.objective / batch.weight,
+        metrics.LOSS: result.objective / batch.divisor,
         **{
-            metrics.train_metric(name): value / batch.weight
+            metrics.train_metric(name): value / batch.divisor
             for name, value in zip(worker.metric_names, result.metrics, strict=True)
         },
         metrics.GRAD_NORM: result.grad_norm,

@@ -105,7 +105,7 @@ def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
         assert batch is not None
         for (name, _), part in zip(batch.groups or [("", 0.0)] * len(parts), parts, strict=True):
             sums[at, rows[name], :-1] += torch.tensor([part.objective, *part.metrics], dtype=torch.float64)
-        for name, weight in batch.groups or [("", batch.weight)]:
+        for name, weight in batch.groups or [("", batch.divisor)]:
             sums[at, rows[name], -1] += weight
     sums = sums.to(executor.stage.device, non_blocking=True)
     status.begin("validate", step - 1)

@@ -140,7 +140,7 @@ def other_peoples(name):
         [tuple(t.float() if t.dtype == torch.float64 else t for t in tensors) for tensors in part]
         for part in (batch.inputs, batch.targets)
     )
-    return Work(all_on_meta(layers), SummedLoss(spec, targets=1), MiniBatch(*parts, weight=batch.weight))
+    return Work(all_on_meta(layers), SummedLoss(spec, targets=1), MiniBatch(*parts, divisor=batch.divisor))
 
 
 def example(name):

@@ -21,7 +21,7 @@ class WholeModel(CellRunner):
         for batch in self._batches:
             for inputs, targets in zip(batch.inputs, batch.targets, strict=True):
                 objective, _ = self._loss(self.cells[0](*inputs), *targets)
-                (objective / batch.weight).backward()
+                (objective / batch.divisor).backward()
 
 
 class OneProcess(CellRunner):

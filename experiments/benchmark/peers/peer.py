@@ -27,7 +27,7 @@ class Runner(Protocol):
 
     def gradients(self) -> Gradients:
         """Returns this worker's gradients by (layer, name), after a step; all workers call it. The loss is the summed
-        objective of all replicas' micro-batches, divided by the workload's weight."""
+        objective of all replicas' micro-batches, divided by the workload's divisor."""
 
     def clear(self) -> None:
         """Drops all gradients."""
@@ -54,11 +54,11 @@ class BenchContext:
 
     def objective(self, loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         """Returns a function: (outputs, targets) of a micro-batch -> its part of the mini-batch's mean loss."""
-        weight = self.work.weight
+        divisor = self.work.divisor
 
         def part(outputs: Tensor, targets: Tensor) -> Tensor:
             objective: Tensor = loss(outputs, targets)[0]
-            return objective / weight
+            return objective / divisor
 
         return part
 

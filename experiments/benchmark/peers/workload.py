@@ -52,7 +52,7 @@ class BenchWorkload(SingleThreadWorkload, ABC):
         return (_normal(0, self.rows, *self.shape[1:]),), _normal(1, self.rows, *self.shape[1:])
 
     @property
-    def weight(self) -> float:
+    def divisor(self) -> float:
         """The divisor of the summed loss of the whole mini-batch: its number of values or words."""
         return float(self.rows * prod(self.shape[1:]))
 
@@ -73,7 +73,7 @@ class BenchWorkload(SingleThreadWorkload, ABC):
 
     def split(self, inputs: Tensors, targets: Tensor, replica: int) -> MiniBatch:
         count = self.micro_batches
-        return MiniBatch(split(inputs, count), split([targets], count), self.weight, replica * count)
+        return MiniBatch(split(inputs, count), split([targets], count), self.divisor, replica * count)
 
     def sample(self) -> Sample:
         """One micro-batch; all have one size."""

@@ -68,7 +68,7 @@ class TranslationBatches:
 
         A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
         multiples of ``MULTIPLE``. Without ``inputs``, or without ``targets``, these are empty. A row has one or several
-        pairs. The weight counts the labels of the whole mini-batch, about ``train.batch_tokens``.
+        pairs. The divisor counts the labels of the whole mini-batch, about ``train.batch_tokens``.
         Raises SettingError when the mini-batch has fewer pairs than there are replicas.
         """
         draws, lengths = self._training_pairs(step)

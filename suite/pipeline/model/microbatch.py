@@ -21,24 +21,24 @@ from suite.pipeline.model.layers import Tensors
 class MiniBatch:
     """One replica's share of a mini-batch.
 
-    ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. ``weight`` is
-    the token count of the whole mini-batch, over all replicas; its summed loss is divided by it. ``offset`` is the
-    number of micro-batches of the previous replicas, so that seeds do not depend on the number of replicas. ``rows``
-    are those of the whole mini-batch, given where metrics count rows and the weight is something else. ``groups`` has
-    the name and the weight of each micro-batch of held-out data that is reported by group, such as by language.
+    ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. The summed loss of
+    the whole mini-batch, over all replicas, is divided by ``divisor``, such as its tokens. ``offset`` is the number of
+    micro-batches of the previous replicas, so that seeds do not depend on the number of replicas. ``rows`` are those of
+    the whole mini-batch, given where metrics count rows and the divisor is something else. ``groups`` has the name and
+    the divisor of each micro-batch of held-out data that is reported by group, such as by language.
     """
 
     inputs: Sequence[Tensors]
     targets: Sequence[Tensors]
-    weight: float
+    divisor: float
     offset: int = 0
     rows: int | None = None
     groups: Sequence[tuple[str, float]] = ()
 
     @property
     def units(self) -> float:
-        """What metrics count of the whole mini-batch: its rows if given, otherwise its weight."""
-        return self.weight if self.rows is None else float(self.rows)
+        """What metrics count of the whole mini-batch: its rows if given, otherwise its divisor."""
+        return self.divisor if self.rows is None else float(self.rows)
 
     def __post_init__(self) -> None:
         assert len(self.inputs) == len(self.targets), (len(self.inputs), len(self.targets))

@@ -174,7 +174,7 @@ class Executor:
             )
             state.inputs = batch.inputs if coord.is_first else None
             state.targets = batch.targets if coord.is_last else None
-            state.scale = coord.replicas / batch.weight
+            state.scale = coord.replicas / batch.divisor
         if train in self._cold and metadata.cuts:
             self._exchange_metadata(state, len(self.links))
             self._warm_up(state)

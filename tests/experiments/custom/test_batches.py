@@ -34,7 +34,7 @@ def test_every_row_comes_once_an_epoch_whatever_the_replicas(rows, batch, replic
         shares = [batches.batch(step, replica, replicas, micro_batches) for replica in range(replicas)]
         parts = [part for share in shares for (part,) in share.inputs]
         assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(replicas)]
-        assert {share.weight for share in shares} == {float(batch)}
+        assert {share.divisor for share in shares} == {float(batch)}
         whole = torch.cat(parts).flatten().tolist()
         assert whole == batches.whole(step)[0][0].flatten().tolist()
         seen += whole
@@ -218,7 +218,7 @@ def test_metrics_count_rows_whatever_the_loss_divides_by():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.5]))
     batches = SpecBatches(spec(numbers(8), weighted), 4, 0)
     batch = batches.batch(0, 1, 2, 1)
-    assert batch.weight == pytest.approx(sum((0.2, 0.5)[label] for label in batches.whole(0)[1][0]))
+    assert batch.divisor == pytest.approx(sum((0.2, 0.5)[label] for label in batches.whole(0)[1][0]))
     assert batch.units == 4
 
 

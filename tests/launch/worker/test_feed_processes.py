@@ -48,7 +48,7 @@ def experiment_with(settings, cache):
 
 
 def assert_same(one: MiniBatch, other: MiniBatch):
-    assert (one.weight, one.offset, one.rows, one.groups) == (other.weight, other.offset, other.rows, other.groups)
+    assert (one.divisor, one.offset, one.rows, one.groups) == (other.divisor, other.offset, other.rows, other.groups)
     for mine, theirs in zip((*one.inputs, *one.targets), (*other.inputs, *other.targets), strict=True):
         assert len(mine) == len(theirs)
         for tensor, expected in zip(mine, theirs, strict=True):

@@ -117,7 +117,7 @@ def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: MiniBatch, st
     total = torch.zeros((), dtype=next(made[-1].parameters()).dtype)
     for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
         total = total + loss(*run(made, inputs, step, batch.offset + i, seed), *targets)[0]
-    (total / batch.weight).backward()
+    (total / batch.divisor).backward()
     gradients = {
         (index, name): torch.zeros_like(p) if p.grad is None else p.grad
         for index, layer in enumerate(made)

@@ -101,12 +101,12 @@ def by_torch(name, optimizer, factors=lambda *_: (1.0, 1.0)):
             SumLoss()(*run_layers(made, inputs, step, i), *targets)[0]
             for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True))
         )
-        (loss / batch.weight).backward()
+        (loss / batch.divisor).backward()
         norm = torch.nn.utils.clip_grad_norm_(parameters, SETTINGS["max_grad_norm"])
         for group, (own, p) in zip(update.param_groups, trainable, strict=True):
             group["lr"] = learning_rate(step, settings) * factors(own, p)[0]
         update.step()
-        seen.append((loss.item() / batch.weight, norm.item()))
+        seen.append((loss.item() / batch.divisor, norm.item()))
     values = {(index, own): p.detach() for index, layer in enumerate(made) for own, p in layer.named_parameters()}
     return seen, values
 

@@ -32,7 +32,7 @@ def test_labels_are_the_next_tokens_and_an_epoch_has_every_row_once(text):
     for step in range(-(-rows // 7)):
         batch = made.batch(step, 0)
         ids, labels = joined(batch)
-        assert batch.weight == 7 * 32
+        assert batch.divisor == 7 * 32
         assert [len(part) for (part,) in batch.inputs] == [3, 2, 2]
         for row, own, following in zip(made.rows(step), ids, labels, strict=True):
             assert own.tolist() == data.train[32 * row : 32 * row + 32].tolist()
@@ -70,7 +70,7 @@ def test_a_stage_gets_only_what_it_uses(text):
             for mine, other in zip((*first.inputs, *last.targets), (*both.inputs, *both.targets), strict=True):
                 assert torch.equal(*mine, *other)
             assert {*first.targets, *last.inputs} == {()}
-            assert (first.weight, first.offset) == (last.weight, last.offset) == (both.weight, both.offset)
+            assert (first.divisor, first.offset) == (last.divisor, last.offset) == (both.divisor, both.offset)
 
 
 def test_held_out_ids_are_the_inputs_and_the_last_label(text):

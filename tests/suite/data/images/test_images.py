@@ -207,7 +207,7 @@ def test_the_same_images_however_they_are_dealt_out(data, folder):
         for found, wanted in zip(zip(*map(joined, shares), strict=True), whole, strict=True):
             assert torch.cat(found).equal(wanted)
         assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(replicas)]
-        assert {share.weight for share in shares} == {12.0}
+        assert {share.divisor for share in shares} == {12.0}
 
 
 def test_an_epoch_has_every_image_once_and_the_next_in_another_order(data, folder):
@@ -225,7 +225,7 @@ def test_held_out_images_come_in_their_order_as_they_are(data, folder):
     train = ImageTrainSettings(batch_images=12, test_images=17)
     found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, 1, 5).held_out()
     assert len(found) == 2
-    assert [batch.weight for batch in found] == [12.0, 5.0]
+    assert [batch.divisor for batch in found] == [12.0, 5.0]
     assert [len(batch) for batch in found] == [5, 5]
     shown, labels = (torch.cat(parts) for parts in zip(*map(joined, found), strict=True))
     pixels, wanted = images(20, 1)
@@ -249,7 +249,7 @@ def test_a_stage_that_needs_no_labels_gets_none(data, folder):
         torch.equal(*pair) for pair in zip(*(torch.cat([x for (x,) in b.inputs]) for b in (both, first)), strict=True)
     )
     assert set(first.targets) == {()}
-    assert (first.weight, first.offset, len(first)) == (both.weight, both.offset, len(both))
+    assert (first.divisor, first.offset, len(first)) == (both.divisor, both.offset, len(both))
 
 
 def test_more_replicas_than_images_are_refused(data, folder):

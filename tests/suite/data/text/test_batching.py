@@ -126,7 +126,7 @@ def test_replicas_divide_a_mini_batch_and_do_not_change_it(data: TextData, setti
         one, two = [whole.batch(step, 0)], [halves.batch(step, replica) for replica in range(2)]
         assert same(tensors(one), tensors(two))
         assert [part.offset for part in two] == [0, 4]
-        assert {part.weight for part in (*one, *two)} == {float(sum(int((t != 0).sum()) for (t,) in one[0].targets))}
+        assert {part.divisor for part in (*one, *two)} == {float(sum(int((t != 0).sum()) for (t,) in one[0].targets))}
 
 
 def test_a_mini_batch_depends_on_seed_and_step_alone(data: TextData, settings: TextSettings):
@@ -139,7 +139,7 @@ def test_a_mini_batch_depends_on_seed_and_step_alone(data: TextData, settings: T
 @pytest.mark.parametrize("tokens", [64, 512, 4096])
 def test_a_mini_batch_has_the_tokens_asked_for(data: TextData, settings: TextSettings, tokens: int):
     part = batches(data, settings, 1, 4, tokens).batch(0, 0)
-    assert tokens <= part.weight < tokens + settings.max_length
+    assert tokens <= part.divisor < tokens + settings.max_length
     assert len(part) == 4
 
 
@@ -187,8 +187,8 @@ def test_the_held_out_sample_is_fixed_and_bounded(data: TextData, settings: Text
     assert sum(len(pairs_of(part)) for part in held) == 200
     assert len(held) > 1
     for part in held:
-        assert 0 < part.weight <= 1024
-        assert part.weight == sum(int((labels != 0).sum()) for (labels,) in part.targets)
+        assert 0 < part.divisor <= 1024
+        assert part.divisor == sum(int((labels != 0).sum()) for (labels,) in part.targets)
         assert [weight for _, weight in part.groups] == [float((labels != 0).sum()) for (labels,) in part.targets]
         assert max(weight for _, weight in part.groups) <= 1.5 * 1024 / 4
     for part in held:

@@ -25,7 +25,7 @@ def test_training_batches(data: TextData, settings: TextSettings, replicas: int,
         offset = 0
         for replica in range(replicas):
             batch = loader.batch(step, replica)
-            assert (batch.offset, batch.weight) == (offset, labels)
+            assert (batch.offset, batch.divisor) == (offset, labels)
             assert lists(batch.inputs, batch.targets) == expected[offset : offset + len(batch)]
             offset += len(batch)
         assert offset == len(expected)
@@ -37,7 +37,7 @@ def test_tiny_training_batches(data: TextData, settings: TextSettings, tokens: i
     for step in range(5):
         expected, labels = reference.training(data, settings, tokens, step, 64)
         batch = loader.batch(step, 0)
-        assert (len(batch), batch.weight) == (len(expected), labels)
+        assert (len(batch), batch.divisor) == (len(expected), labels)
         assert lists(batch.inputs, batch.targets) == expected
 
 
@@ -53,7 +53,7 @@ def test_batches_of_some_languages_and_few_pairs(data: TextData, settings: TextS
     few = settings.model_copy(update={"languages": languages, "train_pairs": train_pairs})
     batch = TranslationBatches(data, few, TrainSettings(batch_tokens=999), 1, 4).batch(2, 0)
     expected, labels = reference.training(data, few, 999, 2, 4)
-    assert batch.weight == labels
+    assert batch.divisor == labels
     assert lists(batch.inputs, batch.targets) == expected
 
 
@@ -64,7 +64,7 @@ def test_held_out_batches(data: TextData, settings: TextSettings, pairs: int, mi
     held = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens), 2, 8).held_out(pairs, micro_batches)
     expected = reference.held_out(data, settings, tokens, pairs, micro_batches)
     assert [list(batch.groups) for batch in held] == [[part[:2] for part in group] for group in expected]
-    assert [batch.weight for batch in held] == [sum(part[1] for part in group) for group in expected]
+    assert [batch.divisor for batch in held] == [sum(part[1] for part in group) for group in expected]
     for batch, group in zip(held, expected, strict=True):
         assert lists(batch.inputs, batch.targets) == [part[2] for part in group]
 
@@ -86,4 +86,4 @@ def test_a_stage_gets_only_what_it_uses(data: TextData, settings: TextSettings, 
             assert lists(first.inputs, last.targets) == lists(both.inputs, both.targets)
             assert {*first.targets, *last.inputs, *middle.inputs, *middle.targets} == {()}
             for part in (first, last, middle):
-                assert (part.weight, part.offset, part.groups) == (both.weight, both.offset, both.groups)
+                assert (part.divisor, part.offset, part.groups) == (both.divisor, both.offset, both.groups)

@@ -248,7 +248,7 @@ def replicas(coord: RankCoord, over: bool, first: int):
     executor, _, _, groups = build(coord, skips_layers(), SumOfErrors(), "always")
     everything = mini_batch("skips", 3, 5)
     mine = slice(0, first) if coord.replica == 0 else slice(first, 5)
-    batch = MiniBatch(everything.inputs[mine], everything.targets[mine], everything.weight, first * coord.replica)
+    batch = MiniBatch(everything.inputs[mine], everything.targets[mine], everything.divisor, first * coord.replica)
     executor.train(batch, 3)
     executor.stage.running_stats.update(True, groups.replicas if over else None)
     return {key: (n.running_mean.tolist(), n.running_var.tolist()) for key, n in norms(executor.stage).items()}

@@ -112,7 +112,7 @@ def of_one_piece(seed, bf16=True):
         inputs = inputs if bf16 else tuple(tensor.double() for tensor in inputs)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             (objective, _) = SquaredError()(*run(made, inputs, seed, i, bf16=bf16), *targets)
-        (objective / data.weight).backward()
+        (objective / data.divisor).backward()
     return {(at, name): p.grad.numpy() for at, layer in enumerate(made) for name, p in layer.named_parameters()}
 
 

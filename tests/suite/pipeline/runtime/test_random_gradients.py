@@ -39,7 +39,7 @@ def truth(pipeline: Pipeline):
     for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
         total = total + SquaredError()(*run(made, inputs, pipeline.seed, i), *targets)[0]
     if total.requires_grad:
-        (total / batch.weight).backward()
+        (total / batch.divisor).backward()
     return total.item(), {
         (at, name): parameter.grad for at, layer in enumerate(made) for name, parameter in layer.named_parameters()
     }
