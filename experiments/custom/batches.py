@@ -43,8 +43,8 @@ class SpecBatches:
         """Returns the share of ``replica`` in the mini-batch of ``step``."""
         inputs, targets = self.whole(step)
         parts, share = replica_share(len(inputs[0]), replica, replicas, micro_batches)
-        weight = self._weight(targets, inputs)
-        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], weight, share.start, len(inputs[0]))
+        divisor = self._divisor(targets, inputs)
+        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], divisor, share.start, len(inputs[0]))
 
     def whole(self, step: int) -> tuple[Tensors, Tensors]:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
@@ -90,7 +90,7 @@ class SpecBatches:
         with self._seeded(rows.start):
             inputs, targets = self._read(cast(Dataset, self._spec.valid), list(rows))
         parts = sizes(len(inputs[0]), micro_batches)
-        return MiniBatch(_cut(inputs, parts), _cut(targets, parts), self._weight(targets, inputs))
+        return MiniBatch(_cut(inputs, parts), _cut(targets, parts), self._divisor(targets, inputs))
 
     def _read(self, data: Dataset, rows: list[int]) -> tuple[Tensors, Tensors]:
         collate = self._spec.collate or default_collate
@@ -98,11 +98,11 @@ class SpecBatches:
         what = f"the mini-batch of rows {', '.join(map(str, rows[:3]))}{more}"
         return _checked(_called(lambda: collate(_rows_of(data, rows)), what), what)
 
-    def _weight(self, targets: Tensors, inputs: Tensors) -> float:
-        weight = units_of(self._spec, targets or inputs)
-        if not weight > 0:
+    def _divisor(self, targets: Tensors, inputs: Tensors) -> float:
+        divisor = units_of(self._spec, targets or inputs)
+        if not divisor > 0:
             raise DataError("a mini-batch has no units to take the mean over: all its targets are ignored")
-        return weight
+        return divisor
 
 
 def _random_state() -> tuple[object, ...]:

@@ -216,8 +216,8 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: t
 def _with_fastest_micro_batches(
     work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
 ) -> PlanReport:
-    """Plans with K, 2K, 4K, ... micro-batches until a step takes ``LONGER`` times the fastest, or two in a row are no
-    faster: more of them leave a smaller bubble, but each has fixed costs. Returns the fastest plan. Raises PlanError
+    """Plans with K, 2K, 4K, ... micro-batches until a step takes over ``LONGER`` times the fastest, or two in a row are
+    no faster: more of them leave a smaller bubble, but each has fixed costs. Returns the fastest plan. Raises PlanError
     when none fits, with the faults of 64K micro-batches or of as many as there are examples for."""
     plans: list[PlanReport] = []
     fault: PlanError | None = None

@@ -65,13 +65,13 @@ class EpochBatches(ABC):
 
     def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> MiniBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``: micro-batches of one tensor each. Without
-        ``inputs``, or without ``targets``, these are empty. The weight is the units of the whole mini-batch."""
+        ``inputs``, or without ``targets``, these are empty. The divisor is the units of the whole mini-batch."""
         parts, share = replica_share(self._size, replica, self._replicas, self._micro_batches)
         first, own = sum(parts[: share.start]), parts[share]
         places = slice(first, first + sum(own))
         read = self._read(self.rows(step)[places], step, places)
-        weight = float(self._size * self._units)
-        return MiniBatch(_cut(read[0], own, inputs), _cut(read[1], own, targets), weight, share.start)
+        divisor = float(self._size * self._units)
+        return MiniBatch(_cut(read[0], own, inputs), _cut(read[1], own, targets), divisor, share.start)
 
     def rows(self, step: int) -> list[int]:
         """Returns the rows of a step's mini-batch, in order."""
@@ -82,8 +82,8 @@ class EpochBatches(ABC):
 
         def mini_batch(rows: range) -> MiniBatch:
             read, parts = self._read(rows, None, slice(None)), sizes(len(rows), self._micro_batches)
-            weight = float(len(rows) * self._units)
-            return MiniBatch(_cut(read[0], parts, inputs), _cut(read[1], parts, targets), weight)
+            divisor = float(len(rows) * self._units)
+            return MiniBatch(_cut(read[0], parts, inputs), _cut(read[1], parts, targets), divisor)
 
         return LazyMiniBatches(self._held_out_rows, self._size, mini_batch)
 

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def mini_batch(inputs, targets, micro_batches):
-    """Splits tensors into micro-batches; the weight does not matter."""
+    """Splits tensors into micro-batches; the divisor does not matter."""
     return MiniBatch(split(inputs, micro_batches), split(targets, micro_batches), float(len(inputs[0])))
 
 

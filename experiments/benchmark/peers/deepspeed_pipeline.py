@@ -34,11 +34,11 @@ class DeepSpeedPipeline(CellRunner):
         cells = cell_ranges(context.cells[work.stages], len(layers))
         objective = context.objective(loss)
         # DeepSpeed divides by the micro-batches and the replicas; the objective is already divided
-        divisor = work.micro_batches * work.replicas
+        factor = work.micro_batches * work.replicas
         module = PipelineModule(
             layers=[LayerSpec(Cell, layers, cell) for cell in cells],  # one per stage: the stages are the given cells
             topology=ProcessTopology(axes=["data", "pipe"], dims=[work.replicas, work.stages]),
-            loss_fn=lambda outputs, targets: objective(outputs, targets) * divisor,
+            loss_fn=lambda outputs, targets: objective(outputs, targets) * factor,
             partition_method="uniform",
         )
         self._engine: Any

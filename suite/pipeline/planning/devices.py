@@ -48,7 +48,7 @@ class Device:
     efficiency_range: tuple[float, float] = (0.3, 0.7)
     """The lowest and highest share of a peak that products may reach. Our choice, not measured."""
     process_bytes: int = 0
-    """Approximate bytes of a worker without a model: the libraries; on a GPU CUDA's context and kernels."""
+    """Approximate bytes of a worker without a model: the libraries; on a GPU CUDA's context, kernels and workspaces."""
     is_cuda: bool = False
     """Whether autocast chooses the formats of CUDA devices."""
     launch_s: float = 0.0

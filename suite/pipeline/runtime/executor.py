@@ -57,9 +57,10 @@ class CellLinks:
 class Executor:
     """Runs mini-batches through one stage.
 
-    The backward of the summed objective starts with R / the mini-batch's weight, so the mean of the replicas' gradients
-    is the gradient of the mini-batch's mean. After ``train`` the parameters' ``.grad`` hold this replica's gradients;
-    with R > 1 the reducer has already begun to replace them by their means, but for those of tied parameters.
+    The backward of the summed objective starts with R / the mini-batch's divisor, so the mean of the replicas'
+    gradients is the gradient of the mini-batch's mean. After ``train`` the parameters' ``.grad`` hold this replica's
+    gradients; with R > 1 the reducer has already begun to replace them by their means, except those of tied
+    parameters.
     """
 
     def __init__(

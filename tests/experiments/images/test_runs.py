@@ -83,7 +83,8 @@ def test_wsd_decays_in_the_last_tenth_of_the_run_unless_set() -> None:
     assert phases("optimizer.lr_decay_steps=5", begun) == (30, 55, 5)
 
 
-def test_a_refused_plan_suggests_none_that_batchnorm_refuses() -> None:
+def test_a_refused_plan_suggests_none_that_batchnorm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.planning.planner.GPU_PROCESS_BYTES", 0)
     small = "train.batch_images=16 pipeline.micro_batches=4 images.size=4 pipeline.stages=1"
     work = find("amoebanet_fashion").with_settings(small)
     with pytest.raises(PlanError) as error:

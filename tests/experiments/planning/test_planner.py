@@ -419,3 +419,7 @@ def test_the_search_for_micro_batches_goes_on_where_a_step_gets_a_little_longer(
     found = try_plan(work, ROOMY, estimated_costs)
     assert found.experiment.pipeline.micro_batches == 16
     assert found.notes[0].endswith("4.01 s with M = 8, 3.00 s with M = 16, 3.10 s with M = 32")
+    steps |= {16: 4.02}
+    found = try_plan(work, ROOMY, estimated_costs)
+    assert found.experiment.pipeline.micro_batches == 4
+    assert found.notes[0].endswith("4.00 s with M = 4, 4.01 s with M = 8, 4.02 s with M = 16")
