@@ -48,13 +48,13 @@ def train(
     rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool, start: Start, dtype: torch.dtype
 ) -> Arrays:
     """Runs forward, recomputation and backward of a mini-batch; returns the gradients of this worker's stage."""
-    device, coord = _join(rank, world, rendezvous, stages, use_gpu)
-    executor, _ = make_executor(coord, _partitioned(start.shape, stages, dtype), device, "fp32", 0, _status())
+    device, coord = join(rank, world, rendezvous, stages, use_gpu)
+    executor, _ = make_executor(coord, _partitioned(start.shape, stages, dtype), device, "fp32", 0, new_status())
     own = parameters(executor.stage)
     _set_weights(start, own)
     executor.train(start.batch, 0)
     gradients = {key: np.zeros(p.shape) if p.grad is None else p.grad.cpu().numpy() for key, p in own.items()}
-    _leave()
+    leave()
     return gradients
 
 
@@ -63,9 +63,9 @@ def train_and_update(
 ) -> tuple[tuple[float, ...], bool]:
     """Does a step with its update, on a worker assembled as in a run, in fp32; returns the gradient norm of each layer,
     and whether weights changed."""
-    device, coord = _join(rank, world, rendezvous, stages, use_gpu)
+    device, coord = join(rank, world, rendezvous, stages, use_gpu)
     partitioned = _partitioned(start.shape, stages, torch.float32)
-    executor, groups = make_executor(coord, partitioned, device, "fp32", 0, _status())
+    executor, groups = make_executor(coord, partitioned, device, "fp32", 0, new_status())
     _set_weights(start, parameters(executor.stage))
     optimizer = make_stage_optimizer(executor, groups, partitioned, OptimizerSettings(warmup_steps=1))
     batch = start.batch
@@ -74,7 +74,7 @@ def train_and_update(
     norms = optimizer.update(executor.train(share, 0), 0).layer_norms
     after = parameters(executor.stage).items()
     changed = any((p.detach().cpu().numpy() != start.weights[key].astype(np.float32)).any() for key, p in after)
-    _leave()
+    leave()
     return norms, changed
 
 
@@ -105,7 +105,8 @@ def _partitioned(shape: TransformerShape, stages: int, dtype: torch.dtype) -> Pa
     return PartitionedModel(*model(shape, dtype), cells_of(shape, stages), SCHEDULE_CONFIG)
 
 
-def _status() -> WorkerStatus:
+def new_status() -> WorkerStatus:
+    """Returns the status of a worker that waits for others for a minute at most."""
     return WorkerStatus(Deadline(DEADLINE_S))
 
 
@@ -114,7 +115,7 @@ def _set_weights(start: Start, own: Mapping[str, Tensor]) -> None:
         parameter.data.copy_(torch.from_numpy(start.weights[key]))
 
 
-def _join(rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool) -> tuple[torch.device, RankCoord]:
+def join(rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool) -> tuple[torch.device, RankCoord]:
     """Joins the others, and has this process compute as another device does, up to rounding: without TF32, whose
     factors have 10 mantissa bits, and with the CPU's position encodings, because the fp32 sines of two devices differ
     by far more than fp64 products. More processes than GPUs share them: NCCL refuses two ranks of one node on a GPU, so
@@ -136,7 +137,7 @@ def _join(rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool) ->
     return device, RankCoord(rank, stages, world // stages)
 
 
-def _leave() -> None:
+def leave() -> None:
     """Waits for the others: a process that ends early would cut their connections."""
     dist.barrier()
     dist.destroy_process_group()

@@ -41,13 +41,13 @@ def _train(
     rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool, config: ScheduleConfig, steps: int
 ) -> dict[str, str]:
     """Returns the hash of each parameter of one stage."""
-    device, coord = workers._join(rank, world, rendezvous, stages, use_gpu)
+    device, coord = workers.join(rank, world, rendezvous, stages, use_gpu)
     with torch.device("meta"):
         model = layers(SHAPE)
     cells = stages * config.virtual_stages
     counts = [len(model) // cells + (at < len(model) % cells) for at in range(cells)]
     partitioned = PartitionedModel(model, TranslationLoss(0.1), cell_ranges(counts, len(model)), config)
-    executor, groups = make_executor(coord, partitioned, device, "bf16", 0, workers._status())
+    executor, groups = make_executor(coord, partitioned, device, "bf16", 0, workers.new_status())
     settings = OptimizerSettings(learning_rate=1e-3, warmup_steps=1)
     optimizer = make_stage_optimizer(executor, groups, partitioned, settings)
     for step in range(steps):
@@ -57,7 +57,7 @@ def _train(
         key: hashlib.sha256(parameter.detach().cpu().numpy().tobytes()).hexdigest()
         for key, parameter in workers.parameters(executor.stage).items()
     }
-    workers._leave()
+    workers.leave()
     return found
 
 

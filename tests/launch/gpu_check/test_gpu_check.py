@@ -173,7 +173,7 @@ def test_processes_share_a_gpu_if_there_are_too_few(rank, gpus, gpu, host, monke
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     monkeypatch.setenv("NCCL_HOSTID", "")
     monkeypatch.delenv("NCCL_HOSTID")
-    workers._join(rank, 2, "a url", 2, True)
+    workers.join(rank, 2, "a url", 2, True)
     assert joined == [(rank, 2, "a url", 1, gpu, workers.DEADLINE_S)]
     assert os.environ.get("NCCL_HOSTID") == host
 
