@@ -14,7 +14,6 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Measurable
 from models.chunked_loss import set_logits_bytes
-from suite.pipeline.model.cells import stage_of, virtual_stage_of
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
@@ -104,6 +103,7 @@ class PlanReport:
     def as_dict(self) -> dict[str, Any]:
         """Returns the record that ``make plan FORMAT=json`` prints: seconds, bytes, counts."""
         plan, pipeline = self.plan, self.plan.pipeline
+        placement = plan.schedule_config.placement(pipeline.stages)
         return {
             "name": self.experiment.name,
             "cluster": str(self.cluster),
@@ -143,7 +143,7 @@ class PlanReport:
                     "update_s": stage.cost.update_s,
                     "activation_bytes": stage.cost.activation_bytes,
                     "gradient_bytes": stage.cost.gradient_bytes,
-                    "idle": plan.timeline.idle(k % pipeline.stages),
+                    "idle": plan.timeline.idle(placement.stage_of(k)),
                     "peak_bytes": stage.peak_bytes,
                     "process_bytes": stage.process_bytes,
                 }
@@ -249,15 +249,19 @@ def _schedule_name(schedule: Alternative | ScheduleConfig) -> str:
 
 def _stage_lines(plan: Plan) -> Iterator[str]:
     """Yields one line per stage; consecutive equal stages share a line."""
-    first, stages = 0, plan.pipeline.stages
+    first, placement = 0, plan.schedule_config.placement(plan.pipeline.stages)
+    stages, virtual_stages = (
+        [number_of(cell) for cell in range(len(plan.cells))]
+        for number_of in (placement.stage_of, placement.virtual_stage_of)
+    )
     for k, stage in enumerate(plan.cells):
-        size, following = stage.end - stage.begin, plan.cells[k + 1] if (k + 1) % stages else None
+        size, own = stage.end - stage.begin, stages[k]
+        following = plan.cells[k + 1] if virtual_stages[k : k + 2] == [virtual_stages[k]] * 2 else None
         if following is not None and (following.end - following.begin, following.cost) == (size, stage.cost):
             continue
-        own = stage_of(k, stages)
-        name = f"stage {own}" if first == k else f"stages {stage_of(first, stages)}-{own}"
+        name = f"stage {own}" if first == k else f"stages {stages[first]}-{own}"
         if plan.schedule_config.virtual_stages > 1:
-            name += f", cell {virtual_stage_of(k, stages)}"
+            name += f", cell {virtual_stages[k]}"
         begin, cost = plan.cells[first].begin, stage.cost
         each = "" if first == k else " each"
         yield (

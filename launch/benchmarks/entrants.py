@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,9 +23,9 @@ class Suite:
     def __init__(self, context: BenchContext, name: str) -> None:
         """Executes the plan of that name, in a process that keeps freed memory like a run's workers."""
         keep_freed_memory()
-        work, place = context.work, context.coord
+        work, (planned, schedule_config) = context.work, context.plans[name]
+        place = replace(context.coord, owners=schedule_config.owners(work.stages))
         layers, loss = work.build()
-        planned, schedule_config = context.plans[name]
         model = PartitionedModel(layers, loss, cell_ranges(planned, len(layers)), schedule_config)
         self._executor, groups = make_executor(place, model, torch.device("cpu"), work.optimizer.precision, SEED)
         self._optimizer = make_stage_optimizer(self._executor, groups, model, work.optimizer)

@@ -28,6 +28,7 @@ from launch.runs.store import CACHE, RUNS, RunFolder, find_run
 from launch.tracking.progress import log_by_part
 from launch.worker.devices import cores, this_machine
 from launch.worker.measure import LayerMeasurements, Steps, measure_layers, measure_peak_bytes, measure_steps, slowest_s
+from launch.worker.run_plan import RunPlan
 from suite.errors import SettingError, nearest
 from suite.log import Log
 from suite.paths import read_json
@@ -134,9 +135,9 @@ def _breakdown(requested: str) -> Table:
         raise SettingError(
             f"run {run.path} has no trace; start a run with one: {command('experiment', NAME=run.path.parent.name)}"
         )
-    cells = (read_json(run.plan_record) or {})["cells"]
-    mfu = (read_json(run.record) or {}).get("mfu")
-    return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, cells, mfu)
+    plan, mfu = RunPlan.read(run.plan_record), (read_json(run.record) or {}).get("mfu")
+    owners = plan.schedule_config.owners(len(traces[0].timeline.rows))
+    return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, plan.cells, mfu, owners)
 
 
 def _newest_traced() -> RunFolder:

@@ -32,6 +32,7 @@ from launch.gpu_check.work import Sizes, make_batch, model
 from launch.gpu_check.workers import Arrays, Start, add_product, cells_of, parameters, train, train_and_update
 from models.blocks import FeedForward
 from suite.device import MULTIPLIES_BF16_INTO_FP32
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord
@@ -134,7 +135,9 @@ def choose_start(sizes: Sizes) -> Start:
     layers, loss = model(sizes.gradients, torch.float64)
     cells = cells_of(sizes.gradients, 1)
     stage = Stage(layers, cells, loss, torch.device("cpu"), "fp32", seed=0)
-    TiedParameters(find_ties(layers, cells, 1), RankCoord(0, 1, 1), stage.named_parameters(), 0.0).broadcast_owner()
+    TiedParameters(
+        find_ties(layers, cells, CellPlacement(1)), RankCoord(0, 1, 1), stage.named_parameters(), 0.0
+    ).broadcast_owner()
     boundary, distances = SkipLayout(find_skips(layers), cells, 0).input_boundary, [math.inf]
 
     def record(module: nn.Module, inputs: Tensors, output: Tensor) -> None:

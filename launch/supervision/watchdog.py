@@ -137,7 +137,7 @@ class Watchdog:
     ) -> None:
         """``on_first_step`` is called when the attempt has finished its first step."""
         pipeline = experiment.pipeline
-        self.coords = [RankCoord(rank, pipeline.stages, pipeline.replicas) for rank in range(attempt.workers)]
+        self.coords = [plan.coord(rank, pipeline) for rank in range(attempt.workers)]
         self._attempt, self._plan, self._micro_batches = attempt, plan, pipeline.micro_batches
         self.heartbeats: dict[int, Heartbeat] = {}
         """The latest of each worker, by rank."""

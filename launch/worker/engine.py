@@ -10,7 +10,6 @@ from torch import nn
 
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from launch.worker.gpu_environment import check_module_loading, check_queues
-from suite.pipeline.model.cells import cell_of, on_stage, stage_of
 from suite.pipeline.model.ties import TiedParameters, find_ties, stages_with_copies
 from suite.pipeline.model.topology import ProcessGroups, RankCoord, make_groups, transport_of, warm_up
 from suite.pipeline.runtime.executor import CellLinks, Executor
@@ -45,15 +44,16 @@ def make_executor(
     """Builds this worker's stage from its cells of the model, and its links. Every rank must call this. The executor
     reports its actions to ``status``."""
     status, layers, cells = status or WorkerStatus(), model.layers, model.cells
-    pairs = communicating_pairs(find_skips(layers), cells, coord.stages)
+    assert coord.owners == model.schedule_config.owners(coord.stages), "the coordinates are of another schedule"
+    pairs = communicating_pairs(find_skips(layers), cells, coord.placement)
     schedule_config = replace(model.schedule_config, transport=transport_of(device), pairs=tuple(pairs))
     if schedule_config.transport == "nccl":
-        own_pairs = [pair for pair in pairs if coord.stage in (stage_of(cell, coord.stages) for cell in pair)]
-        ties = stages_with_copies(find_ties(layers, cells, coord.stages))
+        own_pairs = [pair for pair in pairs if coord.stage in map(coord.placement.stage_of, pair)]
+        ties = stages_with_copies(find_ties(layers, cells, coord.placement))
         check_module_loading(schedule_config.virtual_stages)
         check_queues(len(own_pairs), sum(coord.stage in stages for stages in ties))
     groups = make_groups(coord, _group_timeout_s(status), pairs)
-    own_cells, own_loss = on_stage(coord.stage, coord.stages, cells), model.loss if coord.is_last else None
+    own_cells, own_loss = coord.placement.on_stage(coord.stage, cells), model.loss if coord.is_last else None
     stage = Stage(layers, own_cells, own_loss, device, precision, seed, schedule_config.defers_weight_grads)
     links = make_links(coord, layers, cells, groups, device, status.deadline, schedule_config)
     return Executor(coord, stage, links, schedule_config, status, getattr(model.loss, "metric_count", 1)), groups
@@ -72,7 +72,7 @@ def make_links(
     skips, links = find_skips(layers), []
     flow, local = schedule_config.flow_control(coord.stages), LocalMessages()
     for virtual_stage in range(schedule_config.virtual_stages):
-        skip_layout = SkipLayout(skips, cells, cell_of(virtual_stage, coord.stage, coord.stages))
+        skip_layout = SkipLayout(skips, cells, coord.placement.cell_of(virtual_stage, coord.stage))
         p2p = None
         if coord.stages > 1:
             p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, flow)
@@ -92,7 +92,7 @@ def make_stage_optimizer(
     """Builds the optimizer of an executor's stage, with ``factors`` of the parameters' updates; the executor passes the
     gradients to it. Every rank must call this. The stage must have its weights: DeepSpeed may flatten them."""
     coord, stage = executor.coord, executor.stage
-    copies = find_ties(model.layers, model.cells, coord.stages)
+    copies = find_ties(model.layers, model.cells, coord.placement)
     ties = TiedParameters(copies, coord, stage.named_parameters(), _group_timeout_s(executor.status))
     ties.broadcast_owner()
     optimizer = StageOptimizer(stage, len(model.layers), ties, coord, groups, settings, sync_batchnorm_stats, factors)

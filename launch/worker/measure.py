@@ -182,7 +182,8 @@ def _run_steps(
     steps: int = 0,
     update: bool = True,
 ) -> Steps:
-    coord = RankCoord(dist.get_rank(), dist.get_world_size(), 1)
+    rank, stages = dist.get_rank(), dist.get_world_size()
+    coord = RankCoord(rank, stages, 1, schedule_config.owners(stages))
     layers, loss = workload.build()
     set_logits_bytes(layers, logits_bytes)
     model = PartitionedModel(layers, loss, cell_ranges(cells, len(layers)), schedule_config)

@@ -10,8 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 from launch.worker.distributed import GROUP_TIMEOUT_S
 from models.chunked_loss import CPU_LOGITS_BYTES
 from suite.errors import RunFileError
+from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.settings import PipelineSettings
 from suite.training.loop import DEADLINE_STEPS
 
 
@@ -38,6 +40,11 @@ class RunPlan:
             raise RunFileError(
                 f"{path} is damaged: {error.errors()[0]['msg']}; resume the run to plan it anew"
             ) from None
+
+    def coord(self, rank: int, pipeline: PipelineSettings) -> RankCoord:
+        """Returns the coordinates of a worker of this pipeline."""
+        owners = self.schedule_config.owners(pipeline.stages)
+        return RankCoord(rank, pipeline.stages, pipeline.replicas, owners)
 
     @property
     def timeout_s(self) -> float:

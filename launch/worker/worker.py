@@ -63,7 +63,7 @@ def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: i
 
     Raises the SuiteError that ends the run, the same on all workers that know it; ProgramError for any other exception.
     """
-    coord, run = RankCoord(rank, experiment.pipeline.stages, experiment.pipeline.replicas), attempt.run
+    coord, run = plan.coord(rank, experiment.pipeline), attempt.run
     log_to(run.log(coord.replica, coord.stage))
     status = WorkerStatus(Deadline(plan.timeout_s), action_timeout_s=plan.timeout_s)
     with (
@@ -238,7 +238,7 @@ def _trackers(
             trackers.append(TensorBoard(run.path / "tensorboard", start, log))
         trackers += [LossSpikes(run.spikes, start, log), wandb, *experiment.trackers()]
         run_id = wandb.run_id
-    return trackers, broadcast(run_id, coord.rank_of(0, coord.stages - 1))  # rank 0 writes it to the manifest
+    return trackers, broadcast(run_id, coord.rank_of(0, coord.placement.last_stage))  # rank 0 writes it to the manifest
 
 
 def _utilization(

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class CellPlacement:
     """The stages of a pipeline's cells. Every stage owns equally many, and the first cell is on stage 0."""
 
     stages: int
@@ -44,7 +44,9 @@ class Placement:
 
     def cell_of(self, virtual_stage: int, stage: int) -> int:
         """Returns a stage's cell by its number there."""
-        return _cells_by_stage(self.owners)[stage][virtual_stage] if self.owners else virtual_stage * self.stages + stage
+        if not self.owners:
+            return virtual_stage * self.stages + stage
+        return _cells_by_stage(self.owners)[stage][virtual_stage]
 
     def on_stage(self, stage: int, of_cells: Sequence[T]) -> Sequence[T]:
         """Returns the part of a list with an item for each cell that belongs to a stage's cells."""
@@ -65,6 +67,4 @@ def v_shaped(stages: int) -> tuple[int, ...]:
 @lru_cache(maxsize=64)
 def _cells_by_stage(owners: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Returns the cells of each stage, in their order."""
-    return tuple(
-        tuple(cell for cell, owner in enumerate(owners) if owner == stage) for stage in range(1 + max(owners))
-    )
+    return tuple(tuple(cell for cell, owner in enumerate(owners) if owner == stage) for stage in range(1 + max(owners)))

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from suite.pipeline.model.cells import stage_of
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.layers import check_frozen, ties_of
 from suite.pipeline.model.topology import Group, RankCoord
 
@@ -34,7 +34,9 @@ class TiedCopy:
     name: str
 
 
-def find_ties(layers: Sequence[nn.Module], cells: Sequence[range], stages: int) -> dict[str, list[TiedCopy]]:
+def find_ties(
+    layers: Sequence[nn.Module], cells: Sequence[range], placement: CellPlacement
+) -> dict[str, list[TiedCopy]]:
     """Returns the copies of each tied parameter in layer order, the owner first.
 
     Raises SettingError when all parameters are frozen, or only some copies of a tied one (``check_frozen``).
@@ -44,7 +46,7 @@ def find_ties(layers: Sequence[nn.Module], cells: Sequence[range], stages: int) 
     for at, cell in enumerate(cells):
         for layer in cell:
             for name, tie in ties_of(layers[layer]).items():
-                ties.setdefault(tie, []).append(TiedCopy(stage_of(at, stages), layer, name))
+                ties.setdefault(tie, []).append(TiedCopy(placement.stage_of(at), layer, name))
     return ties
 
 

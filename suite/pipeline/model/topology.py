@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from suite.device import is_host
-from suite.pipeline.model.cells import stage_of
+from suite.pipeline.model.cells import CellPlacement
 
 Group = dist.ProcessGroup
 
@@ -39,6 +39,13 @@ class RankCoord:
     rank: int
     stages: int
     replicas: int
+    owners: tuple[int, ...] = ()
+    """Of the cells, as ``CellPlacement`` has them."""
+
+    @property
+    def placement(self) -> CellPlacement:
+        """Which stage owns which cell."""
+        return CellPlacement(self.stages, self.owners)
 
     @property
     def stage(self) -> int:
@@ -52,17 +59,17 @@ class RankCoord:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the first stage, which gets the inputs."""
+        """Whether it owns the first cell, which gets the inputs."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last stage, which has the loss."""
-        return self.stage == self.stages - 1
+        """Whether it owns the last cell, which has the loss."""
+        return self.stage == self.placement.last_stage
 
     @property
     def is_metrics_rank(self) -> bool:
-        """Whether it writes the run's metrics: the last stage of the first replica, which has the loss."""
+        """Whether it writes the run's metrics: the stage of the first replica that has the loss."""
         return self.is_last and self.replica == 0
 
     def rank_of(self, replica: int, stage: int) -> int:
@@ -92,13 +99,13 @@ class ProcessGroups:
     """Index in ``activations`` and ``gradients`` of the group for a pair's messages."""
 
 
-def p2p_group_indices(pairs: Iterable[CellPair], stages: int) -> dict[CellPair, int]:
+def p2p_group_indices(pairs: Iterable[CellPair], placement: CellPlacement) -> dict[CellPair, int]:
     """Returns a group index for each pair of cells; pairs that connect the same two stages have different ones."""
     used: Counter[frozenset[int]] = Counter()
     indices = {}
     for pair in sorted(set(pairs)):
-        ends = frozenset(stage_of(cell, stages) for cell in pair)
-        assert len(ends) == 2, f"cells {pair} are on the same of {stages} stages"
+        ends = frozenset(placement.stage_of(cell) for cell in pair)
+        assert len(ends) == 2, f"cells {pair} are on the same of {placement.stages} stages"
         indices[pair] = used[ends]
         used[ends] += 1
     return indices
@@ -108,7 +115,7 @@ def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = 
     """Creates the process groups for messages between the cells of ``pairs``, at least one a direction. All ranks must
     call it with the same arguments, after ``init_process_group``."""
     timeout = timedelta(seconds=timeout_s)
-    indices = p2p_group_indices(pairs, coord.stages)
+    indices = p2p_group_indices(pairs, coord.placement)
     p2p_groups = 1 + max(indices.values(), default=0)
     own_groups: dict[str, Any] = {}
     for replica in range(coord.replicas):
@@ -136,14 +143,16 @@ def _p2p_options(timeout: timedelta) -> Any:
     return options
 
 
-def warm_up_order(pairs: Iterable[CellPair], stage: int, stages: int) -> Iterator[tuple[str, CellPair, bool]]:
+def warm_up_order(
+    pairs: Iterable[CellPair], stage: int, placement: CellPlacement
+) -> Iterator[tuple[str, CellPair, bool]]:
     """Yields a stage's warm-up messages in order: the kind, the pair of cells, and whether this stage sends.
 
     All stages go through the pairs in the same order, so there is no circular wait."""
     for kind in ("activations", "gradients"):
         for pair in sorted(pairs):
-            if stage in (stage_of(cell, stages) for cell in pair):
-                yield kind, pair, stage_of(pair[0], stages) == stage
+            if stage in map(placement.stage_of, pair):
+                yield kind, pair, placement.stage_of(pair[0]) == stage
 
 
 def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> None:
@@ -156,9 +165,9 @@ def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> No
     if is_host(device):
         return
     token = torch.zeros(1, device=device)
-    for kind, pair, sends in warm_up_order(groups.p2p_group_index, coord.stage, coord.stages):
+    for kind, pair, sends in warm_up_order(groups.p2p_group_index, coord.stage, coord.placement):
         group = getattr(groups, kind)[groups.p2p_group_index[pair]]
-        peer = coord.rank_of(coord.replica, stage_of(pair[sends], coord.stages))
+        peer = coord.rank_of(coord.replica, coord.placement.stage_of(pair[sends]))
         if sends:
             dist.send(token, peer, group=group)
         else:

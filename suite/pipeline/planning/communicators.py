@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from suite.pipeline.model.cells import stage_of
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import MAX_CTAS, CellPair
 
 P2P_CHANNEL_BYTES = 20 << 20
@@ -27,11 +27,11 @@ COLLECTIVE_BYTES = 688 * 10**6
 (github.com/NVIDIA/nccl/issues/964). We assume it for other GPUs and for any number of nodes."""
 
 
-def p2p_communicators(pairs: Sequence[CellPair], stages: int) -> list[int]:
+def p2p_communicators(pairs: Sequence[CellPair], placement: CellPlacement) -> list[int]:
     """Returns how many point-to-point communicators each stage has: for each of its pairs of cells one for activations
     and one for gradients."""
-    ends = Counter(stage_of(cell, stages) for pair in pairs for cell in pair)
-    return [2 * ends[stage] for stage in range(stages)]
+    ends = Counter(placement.stage_of(cell) for pair in pairs for cell in pair)
+    return [2 * ends[stage] for stage in range(placement.stages)]
 
 
 def collective_bytes(stages: int, replicas: int, tied: int) -> int:

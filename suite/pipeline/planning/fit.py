@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 from suite.errors import PlacementError, PlanError, SettingError
-from suite.pipeline.model.cells import on_stage
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.communicators import p2p_communicators
 from suite.pipeline.planning.costs import LayerCost
@@ -35,11 +34,12 @@ class MemoryFit:
         with_recompute = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
         self.schedule_config = ScheduleConfig.from_settings(with_recompute, machine.transport)
         self._pipeline, self._machine = pipeline, machine
+        self._placement = self.schedule_config.placement(pipeline.stages)
         try:
             self._schedule = self.schedule_config.build(pipeline.stages, pipeline.micro_batches)
         except SettingError as error:
             raise PlanError([str(error)]) from None
-        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport)
+        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport, self._placement.owners)
         gradient_bytes = GRADIENT_BYTES if bytes_per_param >= 2 * GRADIENT_BYTES else 0  # weight and gradient
         self.memory_model = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes, gradient_bytes)
         self._skips = [
@@ -52,9 +52,8 @@ class MemoryFit:
         that does not."""
         by_hand = self._pipeline.layers_per_cell is not None
         ranges = self._cells_by_hand() if by_hand else self._min_max_cells(limit_bytes)
-        stages = self._pipeline.stages
         wrong = [
-            f"stage {k} (layers {_layers(on_stage(k, stages, ranges))}) needs {need / GIB:.2f} GiB, "
+            f"stage {k} (layers {_layers(self._placement.on_stage(k, ranges))}) needs {need / GIB:.2f} GiB, "
             f"the device has {self._in_gib(limit_bytes)}"
             for k, need in enumerate(self.peaks(self._schedule, self.stage_memories(ranges)))
             if need > limit_bytes
@@ -70,18 +69,19 @@ class MemoryFit:
         if self._machine.cores is not None:
             waiting_bytes = self.memory_model.in_flight.waiting_micro_batches * memory[0].input_bytes
             memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting_bytes)
-        once, stages = self._machine.process_bytes + UNCOUNTED_BYTES, self._pipeline.stages
-        memory[stages:] = [replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in memory[stages:]]
+        once, memories = self._machine.process_bytes + UNCOUNTED_BYTES, []
         for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
-            memory[stage] = replace(memory[stage], fixed_bytes=memory[stage].fixed_bytes + p2p_bytes)
-        return [list(on_stage(k, stages, memory)) for k in range(stages)]
+            first, *others = self._placement.on_stage(stage, memory)
+            first = replace(first, fixed_bytes=first.fixed_bytes + p2p_bytes)
+            memories.append([first, *(replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in others)])
+        return memories
 
     def p2p_bytes(self, ranges: Sequence[range]) -> list[int]:
         """Returns the bytes of each stage's point-to-point communicators."""
-        return self._p2p_bytes(communicating_pairs(self._skips, ranges, self._pipeline.stages))
+        return self._p2p_bytes(communicating_pairs(self._skips, ranges, self._placement))
 
     def _p2p_bytes(self, pairs: Sequence[CellPair]) -> list[int]:
-        return [count * self._machine.p2p_bytes for count in p2p_communicators(pairs, self._pipeline.stages)]
+        return [count * self._machine.p2p_bytes for count in p2p_communicators(pairs, self._placement)]
 
     def peaks(self, schedule: Schedule, memory: Sequence[Sequence[CellMemory]]) -> Iterator[int]:
         """Yields the peak of each stage."""
@@ -91,8 +91,7 @@ class MemoryFit:
 
     def max_live_graphs(self, memory: Sequence[Sequence[CellMemory]]) -> tuple[int, ...]:
         """Returns for each cell the most graphs that fit its stage's memory; at least one."""
-        stages, virtual_stages = self._pipeline.stages, self.schedule_config.virtual_stages
-        schedule = self.schedule_config.base_schedule(stages, self._pipeline.micro_batches)
+        schedule = self.schedule_config.base_schedule(self._pipeline.stages, self._pipeline.micro_batches)
         known: dict[Hashable, int] = {}  # most stages are equal
         graphs = []
         for actions, cells in zip(schedule, memory, strict=True):
@@ -100,7 +99,7 @@ class MemoryFit:
             if key not in known:
                 known[key] = self._max_live_graphs(actions, cells)
             graphs.append(known[key])
-        return tuple(graphs) * virtual_stages
+        return tuple(graphs[self._placement.stage_of(cell)] for cell in range(self._count))
 
     def _max_live_graphs(self, actions: Sequence[Action], cells: Sequence[CellMemory]) -> int:
         """Returns the number for one stage, by bisection."""
@@ -160,7 +159,7 @@ class MemoryFit:
         """Returns the bytes for one cell: the cells of a stage share its device with one process and its communicators.
         Which cells skips connect is not known before the cells are."""
         process_bytes, neighbours = self._machine.process_bytes, [range(at, at + 1) for at in range(self._count)]
-        limit_bytes -= max(self._p2p_bytes(communicating_pairs([], neighbours, self._pipeline.stages)))
+        limit_bytes -= max(self._p2p_bytes(communicating_pairs([], neighbours, self._placement)))
         return process_bytes + (limit_bytes - process_bytes) // self._pipeline.virtual_stages
 
     def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str | None:

@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from suite.pipeline.model.cells import cell_of
 from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec
@@ -95,9 +94,9 @@ def step_flops(
     """
     model = sum(count.forward + count.backward for count in counts)
     forwards = [sum(counts[layer].forward for layer in cell) for cell in cell_ranges(layers_per_cell, len(counts))]
-    recomputed = 0.0
+    recomputed, placement = 0.0, schedule_config.placement(stages)
     for stage, actions in enumerate(schedule_config.actions(stages, micro_batches)):
-        recomputed += sum(forwards[cell_of(v, stage, stages)] for v, _ in recomputed_in(actions))
+        recomputed += sum(forwards[placement.cell_of(v, stage)] for v, _ in recomputed_in(actions))
     return StepFlops(model / units, (model + recomputed / micro_batches) / units)
 
 

@@ -21,7 +21,7 @@ def step_time_lower_bound_s(schedule_config: ScheduleConfig, schedule: Schedule,
     if schedule_config.schedule == "fill_drain":
         return _fill_drain_lower_bound_s(schedule, costs)
     bound, before = 0.0, 0.0
-    seconds = action_seconds(schedule, costs)
+    seconds = action_seconds(schedule, costs, schedule_config.placement(len(schedule)))
     for k, actions in enumerate(schedule):
         busy = sum(
             sum(seconds(k, action) for action in actions if action.virtual_stage == virtual_stage)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suite.pipeline.model.cells import on_stage, stage_of
+from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.skip_costs import SkipCost, duplicate_gradient_bytes, skip_costs
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, Ints
@@ -100,6 +100,7 @@ class MemoryModel:
         duplicates = sum(
             skip.gradient_bytes for skip in after if not skip.own_tensor_at(end) and skip.target >= next_end
         )
+        kept, kept_gradients = self._kept_for_neighbours(k, begin, end)
         parts = self._parts(np.array([begin]), np.array([end]), self._inputs[[end]], self._gradients[[end]])
         cell_memory = CellMemory(*(int(part[0]) for part in parts))
         stashed, popped = self._local_skips(cells, k)
@@ -107,9 +108,13 @@ class MemoryModel:
             cell_memory,
             input_bytes=cell_memory.input_bytes - sum(skip.bytes for skip in bypassing_in),
             sent_gradient_bytes=max(
-                0, cell_memory.sent_gradient_bytes - sum(skip.gradient_bytes for skip in (*bypassing_in, *popped))
+                0,
+                cell_memory.sent_gradient_bytes
+                - kept_gradients
+                - sum(skip.gradient_bytes for skip in (*bypassing_in, *popped)),
             ),
             sent_activation_bytes=cell_memory.sent_activation_bytes
+            - kept
             - sum(
                 skip.bytes for skip in (*bypassing_out, *stashed) if skip in bypassing_out or skip.own_tensor_at(end)
             ),
@@ -117,10 +122,30 @@ class MemoryModel:
             - sum(skip.gradient_bytes for skip in bypassing_out)
             + duplicates,
             backward_peak_bytes=cell_memory.backward_peak_bytes + duplicates,  # a third tensor holds the sum
-            far_message_bytes=self._far_message_bytes(cells, k),
+            far_message_bytes=self._far_message_bytes(cells, k)
+            + self._waiting((k, k + 1), 0) * kept
+            + self._waiting((k - 1, k), 1) * kept_gradients,
             gradient_bytes=self._gradient_bytes * int(self._trained[end] - self._trained[begin]),
             made_gradient_bytes=self._made_gradient_bytes(begin, end),
         )
+
+    def _kept_for_neighbours(self, k: int, begin: int, end: int) -> tuple[int, int]:
+        """Returns the bytes of outputs for the next cell, and of gradients for the previous one, that stay on the stage
+        because it also owns that cell; skips have their own rule (``_local_skips``)."""
+        waiting, kept, kept_gradients = self.in_flight.waiting, 0, 0
+        if (k, k + 1) in waiting:
+            own = sum(skip.bytes for skip in self._skip_costs[end] if skip.own_tensor_at(end))
+            kept = int(self._inputs[end]) - own
+        if (k - 1, k) in waiting:
+            own = sum(skip.gradient_bytes for skip in self._skip_costs[begin] if skip.own_tensor_at(begin))
+            kept_gradients = int(self._gradients[begin]) - own
+        return kept, kept_gradients
+
+    def _waiting(self, pair: CellPair, direction: int) -> int:
+        """Returns how many activations (0) or gradients (1) wait at most between two cells of one stage, beyond those
+        that count as received ahead."""
+        most = self.in_flight.waiting.get(pair, (0, 0))[direction]
+        return max(0, most - self.in_flight.flow.recvs_ahead(-1 if direction else 1))
 
     def _made_gradient_bytes(self, begin: int, end: int) -> int:
         """Returns what the gradients that a first backward makes, from the last layer to the first, add to its peak."""
@@ -134,12 +159,11 @@ class MemoryModel:
 
     def _local_skips(self, cells: Sequence[range], k: int) -> tuple[list[SkipCost], list[SkipCost]]:
         """Returns the skips that a cell stashes for another cell of its stage, and those that it pops from one."""
-        stages = self.in_flight.stages_with_several_cells
-        if not stages:
+        placement = self.in_flight.placement
+        if not self.in_flight.waiting:
             return [], []
-        of_stage = {layer for cell in on_stage(stage_of(k, stages), stages, cells) for layer in cell}.difference(
-            cells[k]
-        )
+        of_stage = {layer for cell in placement.on_stage(placement.stage_of(k), cells) for layer in cell}
+        of_stage = of_stage.difference(cells[k])
         stashed = [
             skip for skip in self._skip_costs[cells[k][-1] + 1] if skip.source in cells[k] and skip.target in of_stage
         ]
@@ -151,15 +175,13 @@ class MemoryModel:
 
         A skip sent to a cell beyond the neighbours stays allocated until the step ends, or until later sends to that
         cell push it out. What is sent to a neighbour is replaced by gradients that follow; the first cell sends none. A
-        skip to another cell of the same stage waits there, for at most K micro-batches; those received ahead are
-        counted there already.
+        skip to another cell of the same stage waits there.
         """
         cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
         stashed, popped = self._local_skips(cells, k)
         flow = self.in_flight.flow
-        group = min(self._micro_batches, self.in_flight.stages_with_several_cells)
-        forward = max(0, group - flow.recvs_ahead(1)) * sum(skip.bytes for skip in stashed)
-        back = max(0, group - flow.recvs_ahead(-1)) * sum(skip.gradient_bytes for skip in popped)
+        forward = sum(self._waiting((k, cell_of[skip.target]), 0) * skip.bytes for skip in stashed)
+        back = sum(self._waiting((cell_of[skip.source], k), 1) * skip.gradient_bytes for skip in popped)
         for skip in self._skip_costs[cells[k][-1] + 1]:
             distance = cell_of[skip.target] - k
             if skip.source in cells[k] and distance > 1 and skip not in stashed:
@@ -183,7 +205,7 @@ class MemoryModel:
     def _max_far_gradients(self, cut: int, skip: SkipCost) -> int:
         """The same for its gradients before a cut; gradients within a stage do not count as sent."""
         flow = self.in_flight.flow
-        already_counted = flow.recvs_ahead(-1) if self.in_flight.stages_with_several_cells else flow.max_inflight_sends
+        already_counted = flow.recvs_ahead(-1) if self.in_flight.waiting else flow.max_inflight_sends
         return self._far_sends(cut - skip.source, already_counted) * skip.gradient_bytes if skip.source < cut - 1 else 0
 
     def _summed(self, of: Callable[[int, SkipCost], int]) -> Ints:
@@ -217,7 +239,8 @@ class MemoryModel:
         )
         in_flight, graphs = self.in_flight, max(1, self.in_flight.graphs)
         flow = in_flight.flow
-        sends = min(flow.max_inflight_sends, self._micro_batches)
+        neighbours = [max(most) for (source, target), most in in_flight.waiting.items() if target == source + 1]
+        sends = min(max(flow.max_inflight_sends, *neighbours, 0), self._micro_batches)
         # each replaces the inputs that its B frees
         returned = min(flow.max_inflight_sends, self._micro_batches - 1)
         filling = (graphs - 1) * activations + np.maximum(forward, graph)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from suite.errors import PlanError, SettingError
-from suite.pipeline.model.cells import crosses, on_stage
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
@@ -77,7 +77,7 @@ class Plan:
     """All cells, in the order of layers, and the simulated step."""
 
     cells: tuple[CellPlan, ...]
-    """Cell v * K + k is the v-th of stage k; most schedules have one cell a stage."""
+    """In the order of the model; most schedules have one cell a stage."""
     pipeline: PipelineSettings
     """As requested, with ``auto`` resolved."""
     schedule_config: ScheduleConfig
@@ -118,8 +118,8 @@ class Plan:
         """A lower bound in seconds for a step of this schedule over these cells: messages are free, and gradients are
         reduced over replicas after the backwards, as in ``simulate``; a run overlaps them."""
         costs = [cell.cost for cell in self.cells]
-        stages = self.pipeline.stages
-        update = max(sum(cost.update_s for cost in on_stage(k, stages, costs)) for k in range(stages))
+        placement = self.schedule_config.placement(self.pipeline.stages)
+        update = max(sum(cost.update_s for cost in placement.on_stage(k, costs)) for k in range(placement.stages))
         return step_time_lower_bound_s(self.schedule_config, self.schedule, costs) + update
 
 
@@ -159,8 +159,16 @@ def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> 
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
     ranges = [range(cell.begin, cell.end) for cell in plan.cells]
     cell_costs = [_cell_cost(costs, ranges, at, plan.pipeline, machine) for at in range(len(ranges))]
-    flow = plan.schedule_config.flow_control(plan.pipeline.stages)
-    return replace(plan, timeline=simulate(plan.schedule, cell_costs, machine.link, flow)).step_s
+    return replace(plan, timeline=_simulated(plan.schedule, plan.schedule_config, cell_costs, machine)).step_s
+
+
+def _simulated(
+    schedule: Schedule, schedule_config: ScheduleConfig, cell_costs: Sequence[CellCost], machine: Machine
+) -> Timeline:
+    stages = len(schedule)
+    return simulate(
+        schedule, cell_costs, machine.link, schedule_config.flow_control(stages), schedule_config.owners(stages)
+    )
 
 
 def check_memory(
@@ -257,8 +265,9 @@ def _plan_schedule(
     schedule_config = fit.schedule_config
     if pipeline.remat == "auto":
         schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(memory))
+    placement = schedule_config.placement(pipeline.stages)
     try:
-        checked = replace(schedule_config, pairs=_pairs(cell_costs, pipeline.stages))
+        checked = replace(schedule_config, pairs=_pairs(cell_costs, placement))
         schedule = checked.actions(pipeline.stages, pipeline.micro_batches)
     except SettingError as error:
         raise PlanError([str(error)]) from None
@@ -269,20 +278,20 @@ def _plan_schedule(
             cell[-1] + 1,
             sum(costs[index].parameters for index in cell),
             cell_costs[at],
-            peaks[at % pipeline.stages],
-            machine.process_bytes + p2p_bytes[at % pipeline.stages],
+            peaks[placement.stage_of(at)],
+            machine.process_bytes + p2p_bytes[placement.stage_of(at)],
         )
         for at, cell in enumerate(ranges)
     )
-    timeline = simulate(schedule, cell_costs, machine.link, schedule_config.flow_control(pipeline.stages))
+    timeline = _simulated(schedule, schedule_config, cell_costs, machine)
     return Plan(cells, pipeline, schedule_config, machine.memory_limit_bytes, timeline, machine.cores, machine.reserve)
 
 
-def _pairs(cells: Sequence[CellCost], stages: int) -> tuple[CellPair, ...]:
+def _pairs(cells: Sequence[CellCost], placement: CellPlacement) -> tuple[CellPair, ...]:
     """Returns the pairs of cells that exchange messages."""
     neighbours = [(at, at + 1) for at in range(len(cells) - 1)]
     far = [(at, message.to) for at, cell in enumerate(cells) for message in cell.far_messages]
-    return tuple((source, target) for source, target in neighbours + far if crosses(source, target, stages))
+    return tuple((source, target) for source, target in neighbours + far if placement.crosses(source, target))
 
 
 def _cell_cost(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import crosses, on_stage, stage_of
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.schedule.action import Action, recomputed_in, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
@@ -81,12 +81,14 @@ class CellCost:
         return {"R": self.recompute_s, "B": self.backward_s, "W": self.weight_grad_s}[kind]
 
 
-def action_seconds(schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost]) -> Callable[[int, Action], float]:
+def action_seconds(
+    schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost], placement: CellPlacement
+) -> Callable[[int, Action], float]:
     """Returns a function of a stage and one of its actions: how long the action takes."""
     recomputed = [recomputed_in(actions) for actions in schedule]
 
     def seconds(stage: int, action: Action) -> float:
-        cost = cells[action.cell(stage, len(schedule))]
+        cost = cells[action.cell(stage, placement)]
         return cost.seconds(action.kind, (action.virtual_stage, action.micro_batch) in recomputed[stage])
 
     return seconds
@@ -97,19 +99,21 @@ def simulate(
     cells: Sequence[CellCost],
     link: Link | Links = Link(),
     flow: FlowControl = GLOO,
+    owners: tuple[int, ...] = (),
 ) -> Timeline:
-    """Returns the timeline of one step; ``cells`` are the costs of the cells, and ``flow`` says
-    when receives are posted. The update begins when all stages are done, because it needs the global gradient norm.
+    """Returns the timeline of one step; ``cells`` are the costs of the cells, ``flow`` says when receives are posted,
+    and ``owners`` which stage owns which cell (``CellPlacement``). The update begins when all stages are done, because
+    it needs the global gradient norm.
 
     Raises SettingError when the schedule deadlocks, or a cost or the link is negative or not finite; ``validate`` finds
     every other error of a schedule.
     """
     _check(schedule, cells, link)
-    stages = len(schedule)
+    placement = CellPlacement(len(schedule), owners)
     links = link if isinstance(link, Links) else Links(link, link, frozenset())
 
     def route(source: int, target: int, activation_bytes: int, gradient_bytes: int) -> Route:
-        between = links.between(stage_of(source, stages), stage_of(target, stages))
+        between = links.between(placement.stage_of(source), placement.stage_of(target))
         rate = between.bytes_per_s
         return Route(source, target, activation_bytes / rate, gradient_bytes / rate, between.latency_s)
 
@@ -118,16 +122,16 @@ def simulate(
         route(k, far.to, far.activation_bytes, far.gradient_bytes)
         for k, cell in enumerate(cells)
         for far in cell.far_messages
-        if crosses(k, far.to, stages)
+        if placement.crosses(k, far.to)
     ]
-    playback = Playback(schedule, action_seconds(schedule, cells), routes, flow)
+    playback = Playback(schedule, action_seconds(schedule, cells, placement), routes, flow, owners=owners)
     if playback.stuck:
         waiting = ", ".join(f"stage {k} at {action}" for k, action in playback.stuck.items())
         raise SettingError(f"the schedule deadlocks: {waiting} wait for each other")
     rows = playback.rows
     end = max((row[-1].end for row in rows if row), default=0.0)
     for k, row in enumerate(rows):
-        update = sum(cell.update_s for cell in on_stage(k, stages, cells))
+        update = sum(cell.update_s for cell in placement.on_stage(k, cells))
         if update:
             row.append(Span("U", -1, end, end + update))
     return Timeline(tuple(tuple(row) for row in rows))

@@ -60,7 +60,7 @@ def message_costs(costs: Sequence[LayerCost], cells: Sequence[range], k: int) ->
     end = cells[k][-1] + 1
     if end == len(costs):
         return []
-    stage_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
+    cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
     passing = skip_costs(costs)[end]
     own_tensors = [skip for skip in passing if skip.own_tensor_at(end)]
     sums = {k + 1: [costs[end].boundary_bytes, costs[end].gradient_bytes]}
@@ -68,7 +68,7 @@ def message_costs(costs: Sequence[LayerCost], cells: Sequence[range], k: int) ->
         sums[k + 1][0] -= skip.bytes
         sums[k + 1][1] -= skip.gradient_bytes
     for skip in passing:
-        to = stage_of[skip.target]
+        to = cell_of[skip.target]
         if skip.source in cells[k] and (to > k + 1 or skip in own_tensors):
             entry = sums.setdefault(to, [0, 0])
             entry[0] += skip.bytes

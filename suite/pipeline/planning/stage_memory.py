@@ -15,13 +15,15 @@ Section 2.3 of the paper counts N + L/K * N/M: the third and fourth row. The oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.pipeline.model.topology import TransportName
+from suite.pipeline.model.cells import CellPlacement
+from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import EFFECTS, KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl, flow_control
 
@@ -135,6 +137,9 @@ def _cell_bytes(walk: _CellWalk, cell: CellMemory, flow: FlowControl) -> tuple[I
     return held + ahead + inputs * cell.input_bytes, during
 
 
+ONE_STAGE = CellPlacement(1)
+
+
 @dataclass(frozen=True, slots=True)
 class InFlightPeaks:
     """The most micro-batches of a cell in flight at once, over all cells of a schedule."""
@@ -148,8 +153,9 @@ class InFlightPeaks:
     replace freed inputs, and the kept graphs are those of the last forwards."""
     flow: FlowControl = GLOO
     """The messages of a cell in flight."""
-    stages_with_several_cells: int = 0
-    """K, where stages hold several cells; 0 where each holds one."""
+    placement: CellPlacement = ONE_STAGE
+    waiting: Mapping[CellPair, tuple[int, int]] = field(default_factory=dict)
+    """The most activations, and gradients, that wait between two cells of one stage, by the pair."""
 
     @property
     def waiting_micro_batches(self) -> int:
@@ -158,11 +164,15 @@ class InFlightPeaks:
 
     @staticmethod
     def of(
-        schedule: Sequence[Sequence[Action]], micro_batches: int, transport: TransportName = "gloo"
+        schedule: Sequence[Sequence[Action]],
+        micro_batches: int,
+        transport: TransportName = "gloo",
+        owners: tuple[int, ...] = (),
     ) -> InFlightPeaks:
-        """Returns the peaks of a schedule."""
-        virtual_stages = virtual_stages_of(schedule)
-        walks = [walk for actions in {*map(tuple, schedule)} for walk in _cell_walks(actions, virtual_stages)]
+        """Returns the peaks of a schedule; ``owners`` are those of its cells, as ``CellPlacement`` has them."""
+        virtual_stages, placement = virtual_stages_of(schedule), CellPlacement(len(schedule), owners)
+        of_actions = {actions: _cell_walks(actions, virtual_stages) for actions in {*map(tuple, schedule)}}
+        walks = [walk for cells in of_actions.values() for walk in cells]
         inputs, graphs, deferred = (
             max((int(_running_sum(getattr(walk, name)).max()) for walk in walks), default=0)
             for name in ("inputs", "graphs", "deferred")
@@ -174,8 +184,22 @@ class InFlightPeaks:
             deferred,
             fill_then_drain=not deferred and all(map(_fills_then_drains, walks)),
             flow=flow_control(transport, len(schedule), virtual_stages),
-            stages_with_several_cells=len(schedule) if virtual_stages > 1 else 0,
+            placement=placement,
+            waiting={
+                (placement.cell_of(source, k), placement.cell_of(target, k)): _most_waiting(
+                    of_actions[tuple(actions)][source], of_actions[tuple(actions)][target]
+                )
+                for k, actions in enumerate(schedule)
+                for source, target in combinations(range(virtual_stages), 2)
+            },
         )
+
+
+def _most_waiting(source: _CellWalk, target: _CellWalk) -> tuple[int, int]:
+    """Returns the most activations, and gradients, that one cell has sent to the other and that it has not used."""
+    activations: Ints = np.cumsum(source.direction > 0) - np.cumsum(target.direction > 0)
+    gradients: Ints = np.cumsum(target.direction < 0) - np.cumsum(source.direction < 0)
+    return int(activations.max(initial=0)), int(gradients.max(initial=0))
 
 
 def _fills_then_drains(walk: _CellWalk) -> bool:

@@ -26,7 +26,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from suite.device import is_host
-from suite.pipeline.model.cells import cell_of, stage_of, virtual_stage_of
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import Group, ProcessGroups, RankCoord
 from suite.pipeline.runtime.boundary import TensorSpec, contiguous_view
@@ -194,6 +193,9 @@ class RecvQueues:
         return tuple(tensors[at] for at in sorted(tensors))
 
 
+_METADATA = -1
+"""The micro-batch of metadata between two cells of a stage."""
+
 LocalMessages = dict[tuple[int, int, int], Tensors]
 """Tensors from one cell of a stage to another, not received yet, by (source, target, micro-batch)."""
 
@@ -214,13 +216,17 @@ class P2PCommunicator:
         """All cells of a stage share ``local``; ``flow`` says what is posted when."""
         self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
         self._local = local
-        self.cell, self._flow = cell_of(virtual_stage, coord.stage, coord.stages), flow
+        self._placement, self._flow = coord.placement, flow
+        self.cell = self._placement.cell_of(virtual_stage, coord.stage)
         self._sends: dict[int, InflightSends] = {}
         self._encoder, self._decoder = MetadataCodec(), MetadataCodec()
 
     def send_metadata(self, metadata: BoundaryMetadata, names: Sequence[str]) -> None:
         """Sends the next cell the metadata of this mini-batch; ``names`` are the model's skips."""
         vector = self._encoder.encode(metadata, names)
+        if self._is_local(self.cell + 1):
+            self._local[self.cell, self.cell + 1, _METADATA] = (vector,)
+            return
         header = torch.zeros(_HEADER, dtype=torch.int64)
         header[0], begin = vector.numel(), vector[: _HEADER - 1]
         header[1 : 1 + begin.numel()] = begin
@@ -230,6 +236,8 @@ class P2PCommunicator:
     def recv_metadata(self, names: Sequence[str]) -> BoundaryMetadata:
         """Returns the previous cell's metadata. Raises StallError when it does not arrive in time."""
         peer, what = self.cell - 1, f"the metadata of {self._describe(self.cell - 1)}"
+        if self._is_local(peer):
+            return self._decoder.decode(self._local.pop((peer, self.cell, _METADATA))[0], names)
         source, group = self._rank(peer), self._group("activations", peer)
         header = torch.zeros(_HEADER, dtype=torch.int64)
         recv_into(header, source, group, 0, self.deadline, what)
@@ -310,19 +318,19 @@ class P2PCommunicator:
         sends.drain(self._flow.max_sends_to(distance))
 
     def _rank(self, peer: int) -> int:
-        return self.coord.rank_of(self.coord.replica, stage_of(peer, self.coord.stages))
+        return self.coord.rank_of(self.coord.replica, self._placement.stage_of(peer))
 
     def _group(self, kind: str, peer: int) -> Group:
         groups: tuple[Group, ...] = getattr(self.groups, kind)
         return groups[self.groups.p2p_group_index[min(self.cell, peer), max(self.cell, peer)]]
 
     def _is_local(self, peer: int) -> bool:
-        return stage_of(peer, self.coord.stages) == self.coord.stage
+        return not self._placement.crosses(peer, self.cell)
 
     def _describe(self, peer: int) -> str:
-        virtual_stage = virtual_stage_of(peer, self.coord.stages)
+        virtual_stage = self._placement.virtual_stage_of(peer)
         cell = f", its cell {virtual_stage}" if virtual_stage or self.cell >= self.coord.stages else ""
-        return f"stage {stage_of(peer, self.coord.stages)}{cell}"
+        return f"stage {self._placement.stage_of(peer)}{cell}"
 
 
 def _tag(step: int, micro_batch: int, tensor: int) -> int:

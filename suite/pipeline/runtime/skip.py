@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import crosses
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, to_bf16
@@ -108,12 +108,12 @@ def find_skips(layers: Sequence[nn.Module]) -> tuple[Skip, ...]:
     return tuple(sorted(skips, key=lambda skip: (skip.target, pops_of(layers[skip.target]).index(skip.name))))
 
 
-def communicating_pairs(skips: Sequence[Skip], cells: Sequence[range], stages: int) -> list[CellPair]:
+def communicating_pairs(skips: Sequence[Skip], cells: Sequence[range], placement: CellPlacement) -> list[CellPair]:
     """Returns all pairs of cells that exchange messages: neighbours, and cells that a skip connects."""
     cell_of = {layer: at for at, cell in enumerate(cells) for layer in cell}
     pairs = {(at, at + 1) for at in range(len(cells) - 1)}
     pairs |= {(cell_of[skip.source], cell_of[skip.target]) for skip in skips}
-    return sorted((source, target) for source, target in pairs if crosses(source, target, stages))
+    return sorted((source, target) for source, target in pairs if placement.crosses(source, target))
 
 
 def _by_name(layers: Sequence[nn.Module], names_of: Callable[[nn.Module], tuple[str, ...]]) -> dict[str, list[int]]:

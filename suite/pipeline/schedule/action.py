@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import cell_of
+from suite.pipeline.model.cells import CellPlacement
 
 Kind = Literal["F", "R", "I", "B", "W"]
 
@@ -62,9 +62,9 @@ class Action:
         """The direction of its messages (``Effect``); 0 also for an unknown kind."""
         return _DIRECTIONS.get(self.kind, 0)
 
-    def cell(self, stage: int, stages: int) -> int:
+    def cell(self, stage: int, placement: CellPlacement) -> int:
         """Returns the index of its cell."""
-        return cell_of(self.virtual_stage, stage, stages)
+        return placement.cell_of(self.virtual_stage, stage)
 
     def __str__(self) -> str:
         return f"{self.kind}{self.micro_batch}" + (f".{self.virtual_stage}" if self.virtual_stage else "")

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import on_stage
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
-from suite.pipeline.schedule.csv_file import first_micro_batches, parse_rows, shape
+from suite.pipeline.schedule.csv_file import first_micro_batches, micro_batches_of, owners_of, parse_rows, shape
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, with_recomputes
 from suite.pipeline.schedule.schedules import (
     fill_drain,
-    forward_only,
     interleaved,
     one_forward_one_backward,
     zero_bubble,
@@ -62,6 +61,14 @@ class ScheduleConfig:
         schedule = parse_rows(self.rows) if self.rows else self.base_schedule(2, 1)
         return any(action.kind == "W" for actions in schedule for action in actions)
 
+    def owners(self, stages: int) -> tuple[int, ...]:
+        """Returns the stage of each cell, as ``CellPlacement`` has them."""
+        return owners_of(self.rows) if self.rows else ()
+
+    def placement(self, stages: int) -> CellPlacement:
+        """Returns which of K stages owns which cell."""
+        return CellPlacement(stages, self.owners(stages))
+
     def flow_control(self, stages: int) -> FlowControl:
         """Returns what each of K stages posts when."""
         return flow_control(self.transport, stages, self.virtual_stages)
@@ -81,12 +88,28 @@ class ScheduleConfig:
             schedule.append(known[key])
         return schedule
 
+    def forward_only(self, stages: int, micro_batches: int) -> Schedule:
+        """Returns the schedule of an evaluation, not validated: the forwards of a training step in their order.
+
+        A schedule from a file begins anew when all its micro-batches are done."""
+        size = min(micro_batches, micro_batches_of(parse_rows(self.rows))) if self.rows else micro_batches
+        begins = range(0, micro_batches, max(1, size))
+        return [
+            [
+                Action("F", begin + action.micro_batch, action.virtual_stage)
+                for begin in begins
+                for action in actions
+                if action.kind == "F" and begin + action.micro_batch < micro_batches
+            ]
+            for actions in self.base_schedule(stages, size)
+        ]
+
     def max_live_graphs_of(self, stage: int, stages: int) -> Sequence[int]:
         """Returns ``max_live_graphs`` of a stage's cells."""
         cells = stages * self.virtual_stages
         each = self.max_live_graphs * cells if len(self.max_live_graphs) == 1 else self.max_live_graphs
         assert len(each) == cells, f"{len(each)} numbers of graphs for {cells} cells"
-        return on_stage(stage, stages, each)
+        return self.placement(stages).on_stage(stage, each)
 
     def base_schedule(self, stages: int, micro_batches: int) -> Schedule:
         """Returns the schedule without recomputes, not validated. Raises SettingError for an unknown name."""
@@ -108,11 +131,10 @@ def _actions(
     schedule_config: ScheduleConfig, stages: int, micro_batches: int, train: bool
 ) -> tuple[tuple[Action, ...], ...]:
     schedule = (
-        schedule_config.build(stages, micro_batches)
-        if train
-        else forward_only(stages, micro_batches, schedule_config.virtual_stages)
+        schedule_config.build(stages, micro_batches) if train else schedule_config.forward_only(stages, micro_batches)
     )
-    validate(schedule, micro_batches, train, schedule_config.transport, schedule_config.pairs)
+    transport, pairs, owners = schedule_config.transport, schedule_config.pairs, schedule_config.owners(stages)
+    validate(schedule, micro_batches, train, transport, pairs, owners)
     return tuple(map(tuple, schedule))
 
 

@@ -4,26 +4,29 @@
     1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1         action and the micro-batch; empty fields are idle time
 
 ``_dump_csv(path, format="compute_only")`` of torch's schedules writes such files. Kinds are F, B, I and W; the suite
-adds recomputes (``remat``). Cell v * K + k must be on stage k, as in torch's looped schedules; V-shaped placements are
-refused.
+adds recomputes (``remat``). Of a pair that torch overlaps, ``(0F3;7B1)OVERLAP_F_B``, one action runs after the other. A
+cell belongs to the stage whose line has it: round by round as here, in a V, or in any other way in which every stage
+has equally many and the first line has cell 0.
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import stage_of, virtual_stage_of
-from suite.pipeline.schedule.action import Action, Schedule, virtual_stages_of
+from suite.pipeline.model.cells import CellPlacement
+from suite.pipeline.schedule.action import Action, Kind, Schedule, virtual_stages_of
 from suite.pipeline.schedule.validate import validate
 
 SUFFIX = ".csv"
 
 _ACTION = re.compile(r"(\d+)([FIBW])(\d+)")
+_OVERLAPPED = re.compile(r"\(([^();]+);([^();]+)\)OVERLAP_F_B")
 _MESSAGE = re.compile(r"\d+(SEND|RECV)_[FB]\d+")
 
 
@@ -40,14 +43,14 @@ def read_rows(path: Path) -> tuple[str, ...]:
             f"the schedule {path} cannot be read: {getattr(error, 'strerror', None) or error}; pipeline.schedule takes "
             "a CSV file with a line for each stage, or the name of a schedule"
         ) from None
-    rows = tuple(" ".join(filter(None, map(str.strip, line))) for line in fields)
+    rows = tuple(_OVERLAPPED.sub(r"\1 \2", " ".join(filter(None, map(str.strip, line)))) for line in fields)
     while rows and not rows[-1]:
         rows = rows[:-1]
     if not rows:
         raise SettingError(f"the schedule {path} is empty; it needs a line of actions for each stage")
     try:
         schedule = parse_rows(rows)
-        validate(schedule, micro_batches_of(schedule))
+        validate(schedule, micro_batches_of(schedule), owners=owners_of(rows))
     except SettingError as error:
         raise SettingError(f"the schedule {path} cannot run: {error}") from None
     return rows
@@ -55,13 +58,45 @@ def read_rows(path: Path) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _parsed(rows: tuple[str, ...]) -> tuple[tuple[Action, ...], ...]:
-    return tuple(tuple(_action(text, stage, len(rows)) for text in row.split()) for stage, row in enumerate(rows))
+    placement = CellPlacement(len(rows), owners_of(rows))
+    schedule = []
+    for row in _fields(rows):
+        schedule.append(tuple(Action(kind, i, placement.virtual_stage_of(cell)) for cell, kind, i in row))
+    return tuple(schedule)
 
 
 def parse_rows(rows: Sequence[str]) -> Schedule:
-    """Returns the schedule of the rows of ``read_rows``. Raises SettingError for what is no action, or on another
-    stage than its cell."""
+    """Returns the schedule of the rows of ``read_rows``. Raises SettingError for what is no action, and as
+    ``owners_of`` does."""
     return [list(actions) for actions in _parsed(tuple(rows))]
+
+
+@lru_cache(maxsize=8)
+def owners_of(rows: tuple[str, ...]) -> tuple[int, ...]:
+    """Returns the stage of each cell, or nothing if cells go round by round, as ``CellPlacement`` has them.
+
+    Raises SettingError when a cell has two stages or none, stages have unequal numbers of cells, or cell 0 is not on
+    stage 0.
+    """
+    owners: dict[int, int] = {}
+    for stage, row in enumerate(_fields(rows)):
+        for cell in dict.fromkeys(cell for cell, _, _ in row):
+            if cell in owners:
+                raise SettingError(
+                    f"cell {cell} is in lines {owners[cell] + 1} and {stage + 1}; a cell belongs to one stage"
+                )
+            owners[cell] = stage
+    cells = 1 + max(owners, default=-1)
+    if missing := set(range(cells)) - owners.keys():
+        raise SettingError(f"no line has cell {min(missing)}, and there are cells up to {cells - 1}; leave none out")
+    counts = Counter(owners.values())
+    if len({counts[stage] for stage in range(len(rows))}) > 1:
+        each = ", ".join(str(counts[stage]) for stage in range(len(rows)))
+        raise SettingError(f"the lines have {each} cells; every stage needs equally many, one at least")
+    if owners[0] != 0:
+        raise SettingError(f"cell 0 is in line {owners[0] + 1}; it must be in the first, so change the order of lines")
+    in_order = tuple(owners[cell] for cell in range(cells))
+    return () if in_order == tuple(cell % len(rows) for cell in range(cells)) else in_order
 
 
 def micro_batches_of(schedule: Schedule) -> int:
@@ -84,18 +119,15 @@ def shape(rows: Sequence[str]) -> dict[str, int]:
     }
 
 
-def _action(text: str, stage: int, stages: int) -> Action:
-    where = f"line {stage + 1} has {text!r}"
+def _fields(rows: Sequence[str]) -> list[list[tuple[int, Kind, int]]]:
+    """Returns cell, kind and micro-batch of each action."""
+    return [[_field(text, f"line {line} has {text!r}") for text in row.split()] for line, row in enumerate(rows, 1)]
+
+
+def _field(text: str, where: str) -> tuple[int, Kind, int]:
     if _MESSAGE.fullmatch(text):
         raise SettingError(f'{where}, a message; save only the computations (torch: format "compute_only")')
     match = _ACTION.fullmatch(text)
     if match is None:
         raise SettingError(f"{where}, which is no action; actions look like 0F3, 0B3, 0I3 or 0W3")
-    cell, kind, micro_batch = match.groups()
-    virtual_stage, owner = virtual_stage_of(int(cell), stages), stage_of(int(cell), stages)
-    if owner != stage:
-        raise SettingError(
-            f"{where}, and with {stages} stages cell {cell} is on stage {owner} (cell v * K + k on stage k); "
-            "V-shaped placements are not supported"
-        )
-    return Action(kind, int(micro_batch), virtual_stage)  # type: ignore[arg-type]
+    return int(match[1]), match[2], int(match[3])  # type: ignore[return-value]

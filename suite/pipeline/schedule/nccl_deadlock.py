@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from suite.pipeline.model.cells import cell_of, crosses, stage_of
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
@@ -50,20 +50,22 @@ def launched(
     idle_waits: IdleWaits = "never",
     warms_up: bool = False,
     queues: int | None = None,
+    owners: tuple[int, ...] = (),
 ) -> Waits:
     """Returns the waits of a step, those of each stage in the order in which its host launches them.
 
     ``schedule`` has passed the other checks of ``suite.pipeline.schedule.validate``. ``pairs`` are the cells that
     exchange messages, by default neighbours; ``flow`` is by default that of NCCL. With ``warms_up`` each kind of action
     is launched once before the first receive is posted. Without ``queues`` all streams make progress independently.
+    ``owners`` are those of the cells, as ``CellPlacement`` has them.
     """
-    stages, virtual_stages = len(schedule), virtual_stages_of(schedule)
+    stages, virtual_stages, placement = len(schedule), virtual_stages_of(schedule), CellPlacement(len(schedule), owners)
     neighbours = ((cell, cell + 1) for cell in range(stages * virtual_stages - 1))
-    between = {(a, b) for a, b in (neighbours if pairs is None else pairs) if crosses(a, b, stages)}
+    between = {(a, b) for a, b in (neighbours if pairs is None else pairs) if placement.crosses(a, b)}
     waits = Waits()
     for k, actions in enumerate(schedule):
         own_flow = flow or flow_control("nccl", stages, virtual_stages)
-        launches = _StageLaunches(waits, k, stages, actions, between, own_flow, idle_waits, queues)
+        launches = _StageLaunches(waits, k, placement, actions, between, own_flow, idle_waits, queues)
         if warms_up:
             launches.warm_up()
         for action in actions:
@@ -137,17 +139,17 @@ class _StageLaunches:
         self,
         waits: Waits,
         stage: int,
-        stages: int,
+        placement: CellPlacement,
         actions: Sequence[Action],
         pairs: Collection[CellPair],
         flow: FlowControl,
         idle_waits: IdleWaits,
         queues: int | None,
     ) -> None:
-        self._waits, self._stage, self._stages, self._actions = waits, stage, stages, actions
+        self._waits, self._stage, self._placement, self._actions = waits, stage, placement, actions
         self._pairs, self._flow, self._idle_waits, self._queues = sorted(pairs), flow, idle_waits, queues
         count = 1 + max((action.virtual_stage for action in actions), default=0)
-        self._cells = [cell_of(v, stage, stages) for v in range(count)]
+        self._cells = [placement.cell_of(v, stage) for v in range(count)]
         self._with_metadata = 0
         """How many cells have their metadata."""
         self._host: list[int] = []
@@ -176,7 +178,7 @@ class _StageLaunches:
 
     def add(self, action: Action) -> None:
         """Launches an action, with its messages."""
-        cell = action.cell(self._stage, self._stages)
+        cell = action.cell(self._stage, self._placement)
         if action.virtual_stage == self._with_metadata:
             self._exchange_metadata()
         if cell not in self._started:
@@ -197,10 +199,10 @@ class _StageLaunches:
         cell = self._cells[self._with_metadata]
         self._with_metadata += 1
         if (cell - 1, cell) in self._pairs:
-            name = Wait(self._stage, f"the metadata from stage {stage_of(cell - 1, self._stages)}")
+            name = Wait(self._stage, f"the metadata from stage {self._placement.stage_of(cell - 1)}")
             self._host = [self._waits.add_message(name, self._host, (cell - 1, cell, _METADATA), sends=False)]
         if (cell, cell + 1) in self._pairs:
-            name = Wait(self._stage, f"the metadata to stage {stage_of(cell + 1, self._stages)}")
+            name = Wait(self._stage, f"the metadata to stage {self._placement.stage_of(cell + 1)}")
             end = self._waits.add_message(name, self._host, (cell, cell + 1, _METADATA), sends=True)
             self._in_flight.setdefault((cell, 0), deque()).append((end, True))
 
@@ -237,7 +239,7 @@ class _StageLaunches:
                 self._before_compute.append(oldest)
 
     def _message(self, source: int, target: int, micro_batch: int, sends: bool) -> int:
-        peer = stage_of(target if sends else source, self._stages)
+        peer = self._placement.stage_of(target if sends else source)
         kind = "activations" if source < target else "gradients"
         what = f"the {'send' if sends else 'receive'} of {kind} {micro_batch} {'to' if sends else 'from'} stage {peer}"
         stream = min(source, target), max(source, target), kind

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from suite.pipeline.model.cells import stage_of
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.timeline import Span
@@ -51,15 +51,21 @@ class Playback:
         routes: Sequence[Route],
         flow: FlowControl = GLOO,
         limits_sends: bool = False,
+        owners: tuple[int, ...] = (),
     ) -> None:
         """``seconds(stage, action)`` is the duration of an action. With ``limits_sends`` a stage also waits while more
         messages of its last cell than ``flow`` allows have no posted receive; the metadata, which goes first, counts
-        too."""
-        self._schedule, self._stages, self._seconds = schedule, len(schedule), seconds
-        self._outputs, self._inputs = _message_queues(schedule, routes, flow)
+        too. ``owners`` are those of the cells, as ``CellPlacement`` has them."""
+        self._schedule, self._placement, self._seconds = schedule, CellPlacement(len(schedule), owners), seconds
+        self._outputs, self._inputs = _message_queues(schedule, self._placement, routes, flow)
         self._max_inflight_sends = flow.max_inflight_sends if limits_sends else None
-        self._sent = {route.source: [(self._outputs[1, route.source][0], _METADATA)] for route in routes}
-        self._started = set(range(self._stages))  # cells whose stage has reached their first action
+        self._sent = {
+            route.source: [(self._outputs[1, route.source][0], _METADATA)]
+            for route in routes
+            if self._placement.crosses(route.source, route.target)
+        }
+        # cells whose stage has reached their first action
+        self._started = {self._placement.cell_of(0, k) for k in range(len(schedule))}
         self.rows: list[list[Span]] = [[] for _ in schedule]
         self._play(routes)
         self.stuck = {
@@ -72,10 +78,10 @@ class Playback:
     def _play(self, routes: Sequence[Route]) -> None:
         partners: list[set[int]] = [set() for _ in self._schedule]
         for route in routes:
-            ends = stage_of(route.source, self._stages), stage_of(route.target, self._stages)
+            ends = self._placement.stage_of(route.source), self._placement.stage_of(route.target)
             partners[ends[0]].add(ends[1])
             partners[ends[1]].add(ends[0])
-        runnable = list(range(self._stages))
+        runnable = list(range(len(self._schedule)))
         while runnable:
             k = runnable.pop()
             begun = len(self.rows[k])
@@ -88,7 +94,7 @@ class Playback:
         """Plays the next action of a stage; returns False if it must wait."""
         row = self.rows[k]
         action = self._schedule[k][len(row)]
-        i, cell = action.micro_batch, action.cell(k, self._stages)
+        i, cell = action.micro_batch, action.cell(k, self._placement)
         self._started.add(cell)
         if self._sends_are_full(k):
             return False
@@ -105,7 +111,8 @@ class Playback:
         for queue in incoming:
             queue.recv(start)
         for queue in self._outputs.get((action.direction, cell), ()):
-            self._sent.setdefault(cell, []).append((queue, queue.sent))
+            if self._placement.crosses(cell, queue.target):
+                self._sent.setdefault(cell, []).append((queue, queue.sent))
             queue.send(i, end)
         return True
 
@@ -118,7 +125,7 @@ class Playback:
         if self._max_inflight_sends is None or not row:
             return False
         last = self._schedule[k][len(row) - 1]
-        sent = self._sent.get(last.cell(k, self._stages), ())
+        sent = self._sent.get(last.cell(k, self._placement), ())
         if not last.direction or len(sent) <= self._max_inflight_sends:
             return False
         queue, number = sent[-1 - self._max_inflight_sends]
@@ -171,12 +178,12 @@ class _MessageQueue:
             self.arrived[i] = self._free + self._latency_s
 
 
-def message_orders(schedule: Sequence[Sequence[Action]]) -> dict[tuple[int, int], list[int]]:
+def message_orders(schedule: Sequence[Sequence[Action]], placement: CellPlacement) -> dict[tuple[int, int], list[int]]:
     """Returns the micro-batches of all actions in order, by their direction and cell."""
     orders: dict[tuple[int, int], list[int]] = {}
     for k, actions in enumerate(schedule):
         for action in actions:
-            orders.setdefault((action.direction, action.cell(k, len(schedule))), []).append(action.micro_batch)
+            orders.setdefault((action.direction, action.cell(k, placement)), []).append(action.micro_batch)
     return orders
 
 
@@ -184,17 +191,22 @@ _Queues = dict[tuple[int, int], list[_MessageQueue]]
 
 
 def _message_queues(
-    schedule: Sequence[Sequence[Action]], routes: Sequence[Route], flow: FlowControl
+    schedule: Sequence[Sequence[Action]], placement: CellPlacement, routes: Sequence[Route], flow: FlowControl
 ) -> tuple[_Queues, _Queues]:
-    """Returns by direction and cell the queues of outgoing messages, and those of incoming ones."""
-    orders = message_orders(schedule)
+    """Returns by direction and cell the queues of outgoing messages, and those of incoming ones. What goes from one
+    cell of a stage to another stays there: it takes no time and waits for no receive."""
+    orders = message_orders(schedule, placement)
     outputs: _Queues = {}
     inputs: _Queues = {}
     for route in routes:
         ends = (1, route.source, route.target, route.forward_s), (-1, route.target, route.source, route.backward_s)
         for direction, source, target, transfer_s in ends:
             order, ahead = orders.get((direction, target), ()), flow.recvs_ahead(direction)
-            queue = _MessageQueue(target, transfer_s, route.latency_s, order, ahead)
+            queue = (
+                _MessageQueue(target, transfer_s, route.latency_s, order, ahead)
+                if placement.crosses(source, target)
+                else _MessageQueue(target, 0.0, 0.0, order, len(order))
+            )
             outputs.setdefault((direction, source), []).append(queue)
             inputs.setdefault((direction, target), []).append(queue)
     return outputs, inputs

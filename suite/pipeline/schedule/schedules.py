@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import cell_of
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.action import Action, Kind, Schedule
 
 
@@ -110,14 +110,6 @@ def zero_bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> Sch
     return _greedy(stages, forwards, backwards, [_RunAheadLimits(stages - k, stages) for k in range(stages)])
 
 
-def forward_only(stages: int, micro_batches: int, virtual_stages: int = 1) -> Schedule:
-    """Returns the schedule of an evaluation: forwards only."""
-    order = (
-        fill_drain(stages, micro_batches) if virtual_stages == 1 else interleaved(stages, micro_batches, virtual_stages)
-    )
-    return [[action for action in actions if action.kind == "F"] for actions in order]
-
-
 @dataclass(frozen=True)
 class _RunAheadLimits:
     """How far a stage's forwards may run ahead of its backwards, and of its weight gradients if these are deferred."""
@@ -137,10 +129,11 @@ def _greedy(
     schedule: Schedule = [[] for _ in range(stages)]
     ends: dict[tuple[int, int, int], int] = {}  # by direction, cell and micro-batch
     counts = [{1: 0, -1: 0, 0: 0} for _ in range(stages)]  # by direction; 0 counts weight gradients
-    last = cell_of(max((action.virtual_stage for action in forwards), default=0), stages - 1, stages)
+    placement = CellPlacement(stages)
+    last = placement.cell_of(max((action.virtual_stage for action in forwards), default=0), stages - 1)
 
     def has_arrived(action: Action, k: int, unit: int) -> bool:
-        cell, i = action.cell(k, stages), action.micro_batch
+        cell, i = action.cell(k, placement), action.micro_batch
         if action.kind == "F":
             return cell == 0 or ends.get((1, cell - 1, i), unit + 1) <= unit
         return ends.get((1, cell, i) if cell == last else (-1, cell + 1, i), unit + 1) <= unit
@@ -167,7 +160,7 @@ def _greedy(
                 idle = False
                 actions.append(action)
                 counts[k][action.direction] += 1
-                ends[action.direction, action.cell(k, stages), action.micro_batch] = unit + 1
+                ends[action.direction, action.cell(k, placement), action.micro_batch] = unit + 1
         if idle:
             done = ", ".join(f"{len(actions)} of stage {k}" for k, actions in enumerate(schedule))
             raise SettingError(f"no stage can continue after {done}, of {length} actions each; raise the limits")

@@ -1,7 +1,6 @@
 """Checks a schedule before it runs: each stage's order, the order of messages, and that there is no deadlock.
 
-Cell v * K + k is the v-th of stage k. Activations go from each cell to the next, gradients back. So the cell behind one
-of stage K - 1 is the next cell of stage 0.
+Activations go from each cell to the next, gradients back; ``CellPlacement`` says which stage owns which cell.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import stage_of
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import flow_control
@@ -27,6 +26,7 @@ def validate(
     train: bool = True,
     transport: TransportName = "gloo",
     pairs: Collection[CellPair] = (),
+    owners: tuple[int, ...] = (),
 ) -> list[list[Span]]:
     """Plays a schedule as fast as its messages allow; returns the spans of each stage, each action one unit of time.
 
@@ -34,20 +34,21 @@ def validate(
     ``W``, once after it with at most one ``R`` between. Messages between two cells arrive in the order in which they
     were sent. No stage may wait forever: neither for a message nor, on gloo, because too many of its sends are in
     flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a cycle of waits (``nccl_deadlock``); for that ``pairs``
-    are the cells that exchange messages, only neighbours if empty.
+    are the cells that exchange messages, only neighbours if empty; ``owners`` as ``CellPlacement`` has them.
 
     Raises SettingError with the faulty stage and action, with the timeline up to the deadlock, cut to at most
     DRAWN_STAGES by DRAWN_UNITS cells around it, or with the circle of waits on NCCL.
     """
     virtual_stages = virtual_stages_of(schedule)
     _check_each_stage(schedule, virtual_stages, micro_batches, train)
-    _check_message_order(schedule, virtual_stages)
+    placement = CellPlacement(len(schedule), owners)
+    _check_message_order(schedule, virtual_stages, placement)
     routes = [Route(at, at + 1) for at in range(len(schedule) * virtual_stages - 1)]
     flow = flow_control(transport, len(schedule), virtual_stages)
-    playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, limits_sends=transport == "gloo")
+    playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, transport == "gloo", owners)
     if playback.stuck:
         raise SettingError(_deadlock(playback, flow.max_inflight_sends))
-    if transport == "nccl" and (circle := launched(schedule, pairs or None, flow).circle()):
+    if transport == "nccl" and (circle := launched(schedule, pairs or None, flow, owners=owners).circle()):
         raise SettingError(
             "the schedule deadlocks on NCCL, where a message waits until both stages have come to it; let no stage run "
             f"so far ahead, or use pipeline.schedule=auto\n{draw_circle(circle)}"
@@ -152,14 +153,14 @@ def _check_micro_batch(k: int, virtual_stage: int, i: int, order: str, train: bo
         )
 
 
-def _check_message_order(schedule: Sequence[Sequence[Action]], virtual_stages: int) -> None:
+def _check_message_order(schedule: Sequence[Sequence[Action]], virtual_stages: int, placement: CellPlacement) -> None:
     """Cells must agree on the order of the messages between them: a link delivers in the order of sending."""
-    stages, orders = len(schedule), message_orders(schedule)
-    for cell in range(stages * virtual_stages - 1):
+    orders = message_orders(schedule, placement)
+    for cell in range(len(schedule) * virtual_stages - 1):
         for direction, what in ((1, "activations"), (-1, "gradients")):
             own_order, next_order = orders.get((direction, cell), []), orders.get((direction, cell + 1), [])
             if own_order != next_order:
-                here, there = stage_of(cell, stages), stage_of(cell + 1, stages)
+                here, there = placement.stage_of(cell), placement.stage_of(cell + 1)
                 raise SettingError(
                     f"stages {here} and {there} disagree on the order of {what}: {own_order} against {next_order}"
                 )

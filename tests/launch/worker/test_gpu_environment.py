@@ -11,6 +11,7 @@ import torch
 from launch.worker.distributed import init_process_group
 from launch.worker.gpu_environment import QUEUES, check_module_loading, check_queues, gpu_environment
 from suite.errors import SettingError
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.ties import TiedCopy, stages_with_copies
 from suite.pipeline.runtime.skip import communicating_pairs
 
@@ -78,7 +79,7 @@ def test_lazy_loading_is_refused_for_several_cells_a_stage_alone(monkeypatch):
 def test_four_cells_a_stage_have_enough_queues():
     """Of K stages, the busiest has two links for each of its cells."""
     for stages in (2, 3, 4, 8):
-        pairs = communicating_pairs((), [range(at, at + 1) for at in range(4 * stages)], stages)
+        pairs = communicating_pairs((), [range(at, at + 1) for at in range(4 * stages)], CellPlacement(stages))
         check_queues(max(sum(k in (a % stages, b % stages) for a, b in pairs) for k in range(stages)), 1)
 
 

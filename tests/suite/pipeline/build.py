@@ -1,6 +1,6 @@
 """Stands up the real parts of a pipeline in the processes of a test."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -66,13 +66,14 @@ def build(
         else ScheduleConfig("fill_drain", (MAX_LIVE_GRAPHS[schedule_config],))
     )
     count = coord.stages * schedule_config.virtual_stages
+    coord = replace(coord, owners=schedule_config.owners(coord.stages))
     cells = cells or cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
-    groups = make_groups(coord, deadline, communicating_pairs(find_skips(layers), cells, coord.stages))
-    mine, loss = cells[coord.stage :: coord.stages], loss if coord.is_last else None
+    groups = make_groups(coord, deadline, communicating_pairs(find_skips(layers), cells, coord.placement))
+    mine, loss = coord.placement.on_stage(coord.stage, cells), loss if coord.is_last else None
     stage = Stage(layers, mine, loss, CPU, precision, seed, schedule_config.defers_weight_grads)
     ways = make_links(coord, layers, cells, groups, CPU, Deadline(deadline), schedule_config)
     named = stage.named_parameters()
-    ties = TiedParameters(find_ties(layers, cells, coord.stages), coord, named, deadline)
+    ties = TiedParameters(find_ties(layers, cells, coord.placement), coord, named, deadline)
     ties.broadcast_owner()
     return Executor(coord, stage, ways, schedule_config), ties, named, groups
 

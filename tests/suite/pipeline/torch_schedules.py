@@ -6,6 +6,7 @@ KINDS = {
     "Interleaved1F1B": schedules.ScheduleInterleaved1F1B,
     "InterleavedZeroBubble": schedules.ScheduleInterleavedZeroBubble,
     "ZBVZeroBubble": schedules.ScheduleZBVZeroBubble,
+    "DualPipeV": schedules.ScheduleDualPipeV,
 }
 
 

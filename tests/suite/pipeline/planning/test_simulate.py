@@ -15,7 +15,6 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.pipeline.schedule.schedules import forward_only
 from tests.suite.pipeline.schedule_helpers import fill_drain, validate
 
 unhurried = settings(deadline=None)
@@ -49,7 +48,7 @@ def steps(draw):
     stages = draw(st.lists(stage_costs, min_size=1, max_size=6))
     micro_batches = draw(st.integers(1, 8))
     if draw(st.integers(0, 5)) == 0:
-        return forward_only(len(stages), micro_batches), stages, draw(links)
+        return ScheduleConfig().forward_only(len(stages), micro_batches), stages, draw(links)
     schedule_config = draw(schedule_configs)
     if len(stages) > 1 and draw(st.booleans()):
         cells = [

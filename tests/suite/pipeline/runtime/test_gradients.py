@@ -16,7 +16,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED
 from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
-from tests.suite.pipeline.torch_schedules import dump
+from tests.suite.pipeline.torch_schedules import KINDS, dump
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 EXAMPLES = 7  # ragged for M = 2, 3, 5; fewer than M = 8
@@ -81,6 +81,7 @@ def differences(coord: RankCoord, model: str, schedule_configs):
     for dtype in TOLERANCE:
         layers, loss = make(dtype)
         executor, ties, named, _ = build(coord, layers, loss, schedule_configs[0])
+        coord = executor.coord
         counts = [count for kind, count in CASES if kind == dtype]
         for step, (micro_batches, schedule_config) in enumerate(itertools.product(counts, schedule_configs)):
             batch = batches(step, micro_batches)
@@ -116,12 +117,11 @@ def test_gradients_equal_the_unpartitioned_model(stages, groups, model):
     check(stages, model, groups)
 
 
-def test_gradients_of_a_schedule_from_a_file_equal_the_unpartitioned_model(tmp_path):
-    groups = []
-    for kind in ("Interleaved1F1B", "InterleavedZeroBubble"):
-        rows = read_rows(dump(kind, tmp_path / kind, 2, max(MICRO_BATCHES)))
-        groups.append([ScheduleConfig("csv", (graphs,), 2, rows) for graphs in (1, UNLIMITED)])
-    check(2, "toy", groups)
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_a_schedule_from_a_file_equal_the_unpartitioned_model(kind, stages, tmp_path):
+    rows = read_rows(dump(kind, tmp_path / kind, stages, 2 * stages * max(MICRO_BATCHES)))
+    check(stages, "toy", [[ScheduleConfig("csv", (graphs,), 2, rows) for graphs in (1, UNLIMITED)]])
 
 
 def check(stages, model, groups):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from launch.backends.processes import run_processes
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
@@ -93,7 +94,9 @@ def test_gradients_equal_the_unpartitioned_model(stages):
 def pairs(pipeline: Pipeline):
     """Returns the pairs of cells on different stages between which messages go."""
     layers = pipeline.layers()
-    return communicating_pairs(find_skips(layers), cell_ranges(pipeline.cells, len(layers)), pipeline.stages)
+    return communicating_pairs(
+        find_skips(layers), cell_ranges(pipeline.cells, len(layers)), CellPlacement(pipeline.stages)
+    )
 
 
 def has_two_routes(pipeline: Pipeline):

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import p2p_group_indices, warm_up_order
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 
 
 def played(links, stages):
     """Returns the pairs that have not met when no two workers wait for each other."""
-    lists = [list(warm_up_order(links, stage, stages)) for stage in range(stages)]
+    lists = [list(warm_up_order(links, stage, CellPlacement(stages))) for stage in range(stages)]
     while True:
         heads = {k: todo[0] for k, todo in enumerate(lists) if todo}
         pairs = [
@@ -28,7 +29,9 @@ def played(links, stages):
 
 
 def links_of(stages, virtual_stages, skips=()):
-    return communicating_pairs(skips, [range(at, at + 1) for at in range(stages * virtual_stages)], stages)
+    return communicating_pairs(
+        skips, [range(at, at + 1) for at in range(stages * virtual_stages)], CellPlacement(stages)
+    )
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
@@ -52,12 +55,15 @@ def test_any_skips_meet_and_no_two_links_of_two_stages_share_a_group(stages, vir
     going = {(skip.source, skip.target) for skip in skips} | {(at, at + 1) for at in range(stages * virtual_stages - 1)}
     assert set(links) == {(source, target) for source, target in going if (target - source) % stages}
     assert played(links, stages) == []
-    groups = [(frozenset(cell % stages for cell in link), at) for link, at in p2p_group_indices(links, stages).items()]
+    groups = [
+        (frozenset(cell % stages for cell in link), at)
+        for link, at in p2p_group_indices(links, CellPlacement(stages)).items()
+    ]
     assert len(set(groups)) == len(links)
 
 
 def test_a_pipeline_with_one_link_for_each_pair_of_stages_has_one_group():
-    assert set(p2p_group_indices(links_of(4, 1, (Skip("a", 0, 3),)), 4).values()) == {0}
-    assert p2p_group_indices(links_of(2, 3, (Skip("a", 1, 4),)), 2) == {
+    assert set(p2p_group_indices(links_of(4, 1, (Skip("a", 0, 3),)), CellPlacement(4)).values()) == {0}
+    assert p2p_group_indices(links_of(2, 3, (Skip("a", 1, 4),)), CellPlacement(2)) == {
         (0, 1): 0, (1, 2): 1, (1, 4): 2, (2, 3): 3, (3, 4): 4, (4, 5): 5
     }  # fmt: skip

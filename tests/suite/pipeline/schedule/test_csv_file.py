@@ -7,21 +7,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
+from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.schedule import csv_file
 from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
-from suite.pipeline.schedule.csv_file import parse_rows, read_rows, shape
+from suite.pipeline.schedule.csv_file import owners_of, parse_rows, read_rows, shape
 from suite.pipeline.schedule.validate import validate
 from suite.settings import PipelineSettings
-from tests.suite.pipeline.torch_schedules import dump
+from tests.suite.pipeline.torch_schedules import KINDS, dump
 
 PICTURE = "0F0,0F1,,0B1,0B0\n,1F0,1F1,1B1,1B0\n"
 
 
-def as_csv(schedule):
+def as_csv(schedule, owners=()):
     """Writes a schedule as torch does."""
+    placement = CellPlacement(len(schedule), owners)
     lines = [
-        [f"{action.cell(k, len(schedule))}{action.kind}{action.micro_batch}" for action in actions]
+        [f"{action.cell(k, placement)}{action.kind}{action.micro_batch}" for action in actions]
         for k, actions in enumerate(schedule)
     ]
     return "".join(",".join(line) + "\n" for line in lines)
@@ -47,10 +49,11 @@ def test_the_example_in_the_docs_runs(tmp_path):
     assert shape(read_rows(tmp_path / "own.csv")) == {"stages": 2, "micro_batches": 2, "virtual_stages": 2}
 
 
-@pytest.mark.parametrize("kind", ["Interleaved1F1B", "InterleavedZeroBubble"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 6), (4, 8)])
 def test_runs_what_torch_writes(kind, stages, micro_batches, tmp_path):
     rows = read_rows(dump(kind, tmp_path / "torch.csv", stages, micro_batches))
+    assert owners_of(rows) == (v_shaped(stages) if "V" in kind else ())
     assert shape(rows) == {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
     for count in range(1, micro_batches + 1):  # mini-batches with fewer micro-batches run in the same order
         actions = ScheduleConfig("csv", (1,), 2, rows).actions(stages, count)
@@ -85,7 +88,12 @@ def test_every_own_schedule_reads_back(name, stages, micro_batches, virtual_stag
         ("0F0,0B0\n1F0\n", "stage 1 never runs B0"),
         ("0F0,0X0\n1F0,1B0\n", "line 1 has '0X0', which is no action; actions look like 0F3, 0B3, 0I3 or 0W3"),
         ("0F0,0SEND_F0,0B0\n1F0,1B0\n", "line 1 has '0SEND_F0', a message; save only the computations"),
-        ("1F0,1B0\n0F0,0B0\n", "line 1 has '1F0', and with 2 stages cell 1 is on stage 1"),
+        ("1F0,1B0\n0F0,0B0\n", "cell 0 is in line 2; it must be in the first, so change the order of lines"),
+        ("0F0,1F0,1B0,0B0\n1F1,1B1\n", "cell 1 is in lines 1 and 2; a cell belongs to one stage"),
+        ("0F0,0B0\n2F0,2B0\n", "no line has cell 1, and there are cells up to 2; leave none out"),
+        ("0F0,1F0,1B0,0B0\n2F0,2B0\n", "the lines have 2, 1 cells; every stage needs equally many, one at least"),
+        ("0F0,0B0\n\n1F0,1B0\n", "the lines have 1, 0, 1 cells; every stage needs equally many, one at least"),
+        ("0F0,(1F0;1B0)OVERLAP,0B0\n", "line 1 has '(1F0;1B0)OVERLAP', which is no action"),
         ("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n", "stages 0 and 1 disagree on the order of activations"),
         ("0F0,0F0,0B0\n1F0,1B0\n", "stage 0 runs F0 more than once"),
         ("0B0,0F0\n1F0,1B0\n", "stage 0 runs micro-batch 0 out of order"),
@@ -105,9 +113,9 @@ def test_shows_the_deadlock_of_a_file(tmp_path):
         read_rows(tmp_path / "own.csv")
 
 
-def test_refuses_a_v_shaped_placement(tmp_path):
-    with pytest.raises(SettingError, match="V-shaped placements are not supported"):
-        read_rows(dump("ZBVZeroBubble", tmp_path / "zbv.csv", 2, 4))
+def test_an_overlapped_pair_runs_one_after_the_other(tmp_path):
+    (tmp_path / "own.csv").write_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,1B0,1F1,1B1\n")
+    assert read_rows(tmp_path / "own.csv")[0] == "0F0 0F1 0B0 0B1"
 
 
 def test_names_a_file_that_is_missing_or_no_text(tmp_path):

@@ -15,7 +15,6 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.nccl_deadlock import launched
-from suite.pipeline.schedule.schedules import forward_only
 from suite.pipeline.schedule.validate import draw_circle, validate
 from tests.suite.pipeline.schedule.test_schedule_mutations import legal_seed, mutated
 from tests.suite.pipeline.torch_schedules import dump
@@ -62,7 +61,8 @@ def test_no_generated_schedule_stops(name, virtual_stages):
 def test_no_evaluation_stops(virtual_stages):
     for stages in STAGES:
         for micro_batches in (1, 2, 5, 16):
-            schedule = forward_only(stages, micro_batches, virtual_stages)
+            name = "interleaved" if virtual_stages > 1 else "fill_drain"
+            schedule = ScheduleConfig(name, (1,), virtual_stages).forward_only(stages, micro_batches)
             assert launched(schedule, idle_waits="first launch", warms_up=True).circle() == []
 
 

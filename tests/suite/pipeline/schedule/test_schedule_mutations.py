@@ -11,7 +11,6 @@ from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import GLOO
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.pipeline.schedule.schedules import forward_only
 from tests.suite.pipeline.schedule_helpers import validate
 
 MUTATIONS = 10_000
@@ -161,7 +160,7 @@ def legal_seed(rng):
     if maker == "random":
         return random_schedule(stages, micro_batches, True, rng), micro_batches, True
     if maker == "forward_only":
-        return forward_only(stages, micro_batches), micro_batches, False
+        return ScheduleConfig().forward_only(stages, micro_batches), micro_batches, False
     return random_schedule(stages, micro_batches, False, rng), micro_batches, False
 
 

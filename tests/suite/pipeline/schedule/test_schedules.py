@@ -14,7 +14,6 @@ from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import fill_drain as bare_fill_drain
-from suite.pipeline.schedule.schedules import forward_only
 from suite.pipeline.schedule.validate import draw
 from suite.settings import PipelineSettings
 from tests.suite.pipeline.schedule_helpers import fill_drain, validate
@@ -29,7 +28,7 @@ def test_fill_drain_is_the_papers_picture():
     assert fill_drain(2, 3, "except_last") == parse(["F0 F1 F2 B2 R1 B1 R0 B0"] * 2)
     assert fill_drain(1, 3, "always") == parse(["F0 F1 F2 R2 B2 R1 B1 R0 B0"])
     assert fill_drain(1, 3, "never") == parse(["F0 F1 F2 B2 B1 B0"])
-    assert forward_only(2, 2) == parse(["F0 F1"] * 2)
+    assert ScheduleConfig().forward_only(2, 2) == parse(["F0 F1"] * 2)
 
 
 def test_with_equal_costs_a_stage_recomputes_before_its_gradient_arrives():
@@ -265,7 +264,7 @@ def test_every_fill_drain_is_valid_and_complete(stages, micro_batches, remat):
     assert sum(a.kind == "R" for a in schedule[0]) == {
         "always": micro_batches, "except_last": max(0, micro_batches - 1), "never": 0
     }[remat]  # fmt: skip
-    validate(forward_only(stages, micro_batches), micro_batches, train=False)
+    validate(ScheduleConfig().forward_only(stages, micro_batches), micro_batches, train=False)
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.data())
