@@ -236,7 +236,8 @@ def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSet
         ("zero_bubble", several),
     )
     for name, virtual_stages in choices:
-        candidate = pipeline.model_copy(update={"schedule": name, "virtual_stages": virtual_stages})
+        update = {"schedule": name, "schedule_rows": None, "virtual_stages": virtual_stages}
+        candidate = pipeline.model_copy(update=update)
         by_hand = virtual_stages > 1 and pipeline.layers_per_cell is not None
         if not by_hand and not pipeline_errors(candidate, layers):
             yield candidate
