@@ -2,15 +2,18 @@
 
 import itertools
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from suite.errors import SettingError
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.schedule.config import WITH_VIRTUAL_STAGES, ScheduleConfig
+from suite.pipeline.schedule.csv_file import owners_of, parse_rows
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.pipeline.schedule.schedules import one_forward_one_backward
+from suite.pipeline.schedule.validate import validate
 
 WIDTH = 3
 KINDS = ("output", "apart", "input", "signs")
@@ -96,7 +99,7 @@ def draw_pipeline(seed: int, stages: int) -> Pipeline:
     """Returns the pipeline of a seed."""
     dice = random.Random(seed * 10 + stages)
     schedule = dice.choice(["fill_drain", "1f1b", "zero_bubble", "csv", *(["interleaved"] if stages > 1 else [])])
-    several = schedule in WITH_VIRTUAL_STAGES and stages > 1
+    several = (schedule in WITH_VIRTUAL_STAGES or schedule == "csv") and stages > 1
     virtual_stages = dice.randint(2 if schedule == "interleaved" else 1, 4) if several else 1
     count = stages * virtual_stages
     graphs = tuple(dice.choice((0, 1, 2, UNLIMITED)) for _ in range(count if dice.random() < 0.3 else 1))
@@ -112,22 +115,48 @@ def draw_pipeline(seed: int, stages: int) -> Pipeline:
     cells = tuple(end - begin for begin, end in itertools.pairwise(cuts))
     examples = dice.randint(1, 9)
     micro_batches = dice.randint(1, min(examples, 7))
-    rows = draw_rows(dice, stages, micro_batches) if schedule == "csv" else ()
+    rows = draw_rows(dice, draw_owners(dice, stages, virtual_stages), micro_batches) if schedule == "csv" else ()
     schedule_config = ScheduleConfig(schedule, graphs, virtual_stages, rows)  # type: ignore[arg-type]
     two = [at for at in range(layers - 1) if dice.random() < 0.4]  # the last one ends with the loss
     seconds = tuple((at, dice.choice(SECOND)) for at in two)
     return Pipeline(seed, stages, schedule_config, cells, skips, frozen, examples, micro_batches, seconds)
 
 
-def draw_rows(dice: random.Random, stages: int, micro_batches: int) -> tuple[str, ...]:
+def draw_owners(dice: random.Random, stages: int, virtual_stages: int) -> tuple[int, ...]:
+    """Returns the stage of each cell: any that gives each stage equally many, the first cell to stage 0."""
+    rest = list(range(stages)) * virtual_stages
+    rest.remove(0)
+    dice.shuffle(rest)
+    return (0, *rest)
+
+
+def draw_rows(dice: random.Random, owners: tuple[int, ...], micro_batches: int) -> tuple[str, ...]:
     """Returns a schedule as a file has it, in which some backwards are split: I where B was, W anywhere after it."""
-    rows = []
-    for stage, actions in enumerate(one_forward_one_backward(stages, micro_batches)):
-        row = [f"{stage}{action.kind}{action.micro_batch}" for action in actions]
-        for micro_batch in range(micro_batches):
-            if dice.random() < 0.5:
-                at = row.index(f"{stage}B{micro_batch}")
-                row[at] = f"{stage}I{micro_batch}"
-                row.insert(dice.randint(at + 1, len(row)), f"{stage}W{micro_batch}")
-        rows.append(" ".join(row))
-    return tuple(rows)
+    while True:
+        rows = _draw_order(dice, owners, micro_batches)
+        for row in rows:
+            for action in [action for action in row if "B" in action]:
+                if dice.random() < 0.5:
+                    at = row.index(action)
+                    row[at] = action.replace("B", "I")
+                    row.insert(dice.randint(at + 1, len(row)), action.replace("B", "W"))
+        texts = tuple(map(" ".join, rows))
+        with suppress(SettingError):  # too many messages in flight
+            validate(parse_rows(texts), micro_batches, owners=owners_of(texts))
+            return texts
+
+
+def _draw_order(dice: random.Random, owners: tuple[int, ...], micro_batches: int) -> list[list[str]]:
+    """Returns each stage's part of a random order of all actions, in which no action waits for a later one."""
+    cells = range(len(owners))
+    path = [(cell, "F") for cell in cells] + [(cell, "B") for cell in reversed(cells)]
+    done = [0] * micro_batches
+    rows: list[list[str]] = [[] for _ in range(1 + max(owners))]
+    while min(done) < len(path):
+        first = dice.random() < 0.5  # else any that may go on; none overtakes the one before it
+        may = [i for i, at in enumerate(done) if at < len(path) and (i == 0 or done[i - 1] > at)]
+        i = may[0] if first else dice.choice(may)
+        cell, kind = path[done[i]]
+        rows[owners[cell]].append(f"{cell}{kind}{i}")
+        done[i] += 1
+    return rows

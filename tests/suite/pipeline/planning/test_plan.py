@@ -23,10 +23,12 @@ from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
+from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.suite.pipeline.planning.costs import layer
 from tests.suite.pipeline.schedule.test_nccl_deadlock import STOPS_WITH_A_SKIP
 from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
+from tests.suite.pipeline.torch_schedules import dump
 
 SCHEDULES = [("fill_drain", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2)]
 unhurried = settings(deadline=None)
@@ -294,6 +296,10 @@ WEIGHED = [
     ("transformer", (4, 3), {}),
     ("transformer", (4, 3), {"schedule": "zero_bubble", "remat": "never"}),
     ("transformer", (2, 2, 2, 1), {"schedule": "zero_bubble", "virtual_stages": 2}),
+    *(
+        ("transformer", (2, 2, 2, 1), {"schedule": "csv", "virtual_stages": 2, "kind": kind, "remat": remat})
+        for kind, remat in (("ZBVZeroBubble", "never"), ("DualPipeV", "except_last"))
+    ),
     ("amoebanet", (2, 1, 4), {}),
     ("transformer in bf16", (4, 3), {}),
 ]
@@ -331,7 +337,11 @@ def test_the_bytes_of_a_process_include_its_open_data(tmp_path):
 
 
 def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
-    """Runs some steps; no stage may hold more than its plan says, nor may that be ``most`` times what it held."""
+    """Runs some steps; no stage may hold more than its plan says, nor may that be ``most`` times what it held. ``kind``
+    among the settings is a schedule of torch."""
+    if "kind" in settings:
+        rows = read_rows(dump(settings["kind"], tmp_path / "torch.csv", 2, 4))
+        settings = {**{key: value for key, value in settings.items() if key != "kind"}, "schedule_rows": rows}
     pipeline = PipelineSettings(micro_batches=4, layers_per_cell=cells, **{"stages": len(cells), **settings})
     if pipeline.virtual_stages > 1:
         pipeline = pipeline.model_copy(update={"stages": len(cells) // pipeline.virtual_stages})

@@ -14,6 +14,7 @@ from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.remat import UNLIMITED
+from tests.suite.pipeline.random_pipelines import draw_owners, draw_rows
 from tests.suite.pipeline.schedule_helpers import fill_drain, in_flight
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
@@ -101,24 +102,27 @@ def test_no_cell_needs_more_than_its_bound_whatever_the_other_cells_are(costs, m
 @given(
     skipping_costs(),
     st.integers(1, 9),
-    st.sampled_from(["interleaved", "zero_bubble"]),
+    st.sampled_from(["interleaved", "zero_bubble", "csv"]),
     st.sampled_from([0, 1, UNLIMITED]),
     st.sampled_from(["gloo", "nccl"]),
+    st.randoms(use_true_random=False),
 )
-def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graphs, transport):
-    """Stages are two, or three where the layers are enough: a skip may stay on one of them."""
+def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graphs, transport, dice):
+    """Stages are two, or three where the layers are enough: a skip may stay on one of them, and with a file's placement
+    of the cells any tensor."""
     stages = 3 if len(costs) >= 6 else 2
     virtual_stages = len(costs) // stages
     if virtual_stages < 2:
         return
     cells = cell_ranges((*[1] * (stages * virtual_stages - 1), len(costs) - stages * virtual_stages + 1), len(costs))
-    schedule = ScheduleConfig(name, (graphs,), virtual_stages).actions(stages, micro_batches)
-    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches, transport), 8.0)
+    rows = draw_rows(dice, draw_owners(dice, stages, virtual_stages), micro_batches) if name == "csv" else ()
+    config = ScheduleConfig(name, (graphs,), virtual_stages, rows)
+    schedule, placement = config.actions(stages, micro_batches), config.placement(stages)
+    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches, transport, placement.owners), 8.0)
     flow = flow_control(transport, stages, virtual_stages)
     for at, cell in enumerate(cells):
-        mine = [
-            replace(action, virtual_stage=0) for action in schedule[at % stages] if action.virtual_stage == at // stages
-        ]
+        own, virtual_stage = schedule[placement.stage_of(at)], placement.virtual_stage_of(at)
+        mine = [replace(action, virtual_stage=0) for action in own if action.virtual_stage == virtual_stage]
         peak = peak_bytes(mine, sizes.in_partition(cells, at), flow=flow)
         assert sizes.peak_upper_bound(cell[0], cell[-1] + 1) >= peak
 

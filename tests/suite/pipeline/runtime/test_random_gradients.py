@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from launch.backends.processes import run_processes
-from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
@@ -51,6 +50,7 @@ def differences(pipeline: Pipeline, rank: int) -> list[str]:
     layers = pipeline.layers()
     coord, cells = RankCoord(rank, pipeline.stages, 1), cell_ranges(pipeline.cells, len(layers))
     executor, _, named, groups = build(coord, layers, SquaredError(), pipeline.schedule_config, cells=cells)
+    coord = executor.coord
     sums = executor.train(pipeline.batch() if coord.is_first or coord.is_last else None, pipeline.seed)
     objective, expected = truth(pipeline)
     found = []
@@ -94,15 +94,15 @@ def test_gradients_equal_the_unpartitioned_model(stages):
 def pairs(pipeline: Pipeline):
     """Returns the pairs of cells on different stages between which messages go."""
     layers = pipeline.layers()
-    return communicating_pairs(
-        find_skips(layers), cell_ranges(pipeline.cells, len(layers)), CellPlacement(pipeline.stages)
-    )
+    placement = pipeline.schedule_config.placement(pipeline.stages)
+    return communicating_pairs(find_skips(layers), cell_ranges(pipeline.cells, len(layers)), placement)
 
 
 def has_two_routes(pipeline: Pipeline):
     """Whether a cell gets messages from two cells of another stage, or sends some to two."""
-    from_one = Counter((giver % pipeline.stages, taker) for giver, taker in pairs(pipeline))
-    to_one = Counter((giver, taker % pipeline.stages) for giver, taker in pairs(pipeline))
+    stage_of = pipeline.schedule_config.placement(pipeline.stages).stage_of
+    from_one = Counter((stage_of(giver), taker) for giver, taker in pairs(pipeline))
+    to_one = Counter((giver, stage_of(taker)) for giver, taker in pairs(pipeline))
     return max((*from_one.values(), *to_one.values()), default=0) > 1
 
 
@@ -110,7 +110,14 @@ def has_a_staying_skip(pipeline: Pipeline):
     """Whether a skip goes from one cell to another of the same stage."""
     cell_of = [at for at, size in enumerate(pipeline.cells) for _ in range(size)]
     ends = [(cell_of[giver], cell_of[taker]) for giver, taker, _ in pipeline.skips]
-    return any(giver != taker and (taker - giver) % pipeline.stages == 0 for giver, taker in ends)
+    placement = pipeline.schedule_config.placement(pipeline.stages)
+    return any(giver != taker and not placement.crosses(giver, taker) for giver, taker in ends)
+
+
+def turns(pipeline: Pipeline):
+    """Whether a cell and the next one are on the same stage."""
+    placement = pipeline.schedule_config.placement(pipeline.stages)
+    return any(not placement.crosses(cell, cell + 1) for cell in range(len(pipeline.cells) - 1))
 
 
 def puts_gradients_off(pipeline: Pipeline):
@@ -122,10 +129,10 @@ def puts_gradients_off(pipeline: Pipeline):
 @pytest.mark.parametrize(
     "holds",
     [
-        has_two_routes, has_a_staying_skip, puts_gradients_off, lambda pipeline: bool(pipeline.frozen),
+        has_two_routes, has_a_staying_skip, turns, puts_gradients_off, lambda pipeline: bool(pipeline.frozen),
         lambda pipeline: bool(pipeline.schedule_config.rows),
     ],
-    ids=["two routes of a pair", "a skip that stays", "deferred weight gradients", "frozen parameters", "a file"],
+    ids=["two routes", "a skip that stays", "a turn", "deferred weight gradients", "frozen parameters", "a file"],
 )  # fmt: skip
 def test_the_pipelines_drawn_when_nothing_is_set_have_each_feature(holds):
     drawn = [draw_pipeline(seed, stages) for stages in STAGES for seed in range(DEFAULT // len(STAGES))]
