@@ -12,7 +12,7 @@ from annotated_types import Unit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
 
 Remat = Literal["always", "except_last", "never", "auto"]
-ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "csv", "auto"]
+ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "csv", "search", "auto"]
 
 
 AUTO = 0

@@ -34,7 +34,7 @@ def kinds_of_change(work: Experiment, cluster: Cluster, layers: int) -> Iterator
         yield iter([_changed(work)])
     if pipeline.remat == "never":
         yield iter([_changed(work, remat="except_last")])
-    if pipeline.schedule == "csv":
+    if pipeline.schedule_rows:
         return
     if pipeline.schedule == "fill_drain" and pipeline.stages > 1:  # which holds M inputs, and 1f1b at most K
         yield iter([_changed(work, schedule="1f1b")])
@@ -97,7 +97,7 @@ def limit_replicas_to_cluster(work: Experiment, cluster: Cluster) -> tuple[Exper
     if not 0 < replicas < pipeline.replicas:
         return work, ()
     count = -(-pipeline.micro_batches * pipeline.replicas // replicas)
-    if pipeline.schedule == "csv":
+    if pipeline.schedule_rows:
         count = pipeline.micro_batches
     changed = pipeline.model_copy(update={"replicas": replicas, "micro_batches": count})
     more = "" if count in (AUTO, pipeline.micro_batches) else f" and M {pipeline.micro_batches} -> {count}"

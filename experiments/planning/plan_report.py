@@ -243,8 +243,8 @@ def _alternative_lines(plan: Plan) -> Iterator[str]:
 
 def _schedule_name(schedule: Alternative | ScheduleConfig) -> str:
     """Returns a schedule's name, with its cells per stage if there are several."""
-    several = f", {schedule.virtual_stages} cells per stage" if schedule.virtual_stages > 1 else ""
-    return f"{schedule.schedule}{several}"
+    name = "found by search" if schedule.schedule == "search" else schedule.schedule
+    return f"{name}, {schedule.virtual_stages} cells per stage" if schedule.virtual_stages > 1 else name
 
 
 def _stage_lines(plan: Plan) -> Iterator[str]:

@@ -26,7 +26,8 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB, GPU_PROCESS_BYTES, Device, Machine
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.planning.plan import check_memory, compare_schedules, least_limit, make_plan, retimed_step_s
+from suite.pipeline.planning.plan import check_memory, least_limit, make_plan, retimed_step_s
+from suite.pipeline.planning.schedule_choice import compare_schedules, search_schedule
 from suite.settings import AUTO, PipelineSettings
 
 MOST_DOUBLINGS = 6
@@ -94,7 +95,7 @@ def plan_workload(
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
-        planned = _with_step_interval(try_plan(work, cluster, cost_model, notes))
+        planned = try_plan(work, cluster, cost_model, notes)
     except PlanError as fault:
         process = 0 if row_errors(smallest) else _process_bytes(smallest, cluster, cost_model)
         suggestions = suggest_changes(smallest, cluster, process, log)
@@ -103,14 +104,11 @@ def plan_workload(
         all_notes = notes if remedies else (*notes, *_memory_note(smallest, cluster))
         raise PlanError(fault.errors, remedies, all_notes) from None
     log("the other schedules")
-    return _with_alternatives(planned)
-
-
-def _with_alternatives(report: PlanReport) -> PlanReport:
-    """Returns the plan with the other schedules that its settings allow."""
-    layer_costs, pipeline = report.layer_costs, report.experiment.pipeline
-    each = bytes_per_parameter(report.experiment.optimizer, pipeline.replicas)
-    return replace(report, plan=compare_schedules(report.plan, layer_costs.costs, pipeline, each, layer_costs.machine))
+    layer_costs, pipeline = planned.layer_costs, planned.experiment.pipeline
+    each = bytes_per_parameter(planned.experiment.optimizer, pipeline.replicas)
+    asked = layer_costs.costs, pipeline, each, layer_costs.machine
+    plan = search_schedule(compare_schedules(planned.plan, *asked), *asked)
+    return _with_step_interval(replace(planned, plan=plan))
 
 
 def _frozen_errors(work: Experiment) -> list[str]:

@@ -58,6 +58,8 @@ class RunFolder:
     """Cells and sizes, as printed at the start."""
     plan_record = _File("plan.json")
     """The plan as one JSON object."""
+    schedule = _File("schedule.csv")
+    """The schedule, where search or a file made it."""
     shrunk, shrunk_plan = _File("shrunk.toml"), _File("shrunk.json")
     """The reduced ones while devices are missing."""
     traces = _File("trace")

@@ -142,7 +142,9 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
     plan = read_json(run.plan_record) or {}
     if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
         return chosen
-    schedule = {"schedule": plan["schedule"], "virtual_stages": plan["virtual_stages"]}
+    config = plan["schedule_config"]
+    rows = {"schedule_rows": tuple(config["rows"]) or None}
+    schedule = {"schedule": config["schedule"], "virtual_stages": config["virtual_stages"], **rows}
     return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=schedule)})
 
 

@@ -188,7 +188,6 @@ def _write_records(planned: PlanReport, plan: RunPlan, experiment_file: Path, pl
     record = planned.as_dict() | asdict(plan)
     record |= {
         "pipeline": planned.experiment.pipeline.model_dump(mode="json"),
-        "max_live_graphs": plan.schedule_config.max_live_graphs,
         "timeline": planned.plan.timeline.as_lists(),
     }
     write_atomically(plan_file, json.dumps(record) + "\n")
@@ -198,6 +197,8 @@ def _write_records(planned: PlanReport, plan: RunPlan, experiment_file: Path, pl
 
 def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
     write_atomically(run.plan, "\n".join(planned.lines()) + "\n")
+    if rows := planned.plan.schedule_config.rows:
+        write_atomically(run.schedule, "\n".join(rows).replace(" ", ",") + "\n")
 
 
 def _run_plan(planned: PlanReport, log: Log) -> RunPlan:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -27,6 +26,7 @@ from launch.tracking.step_line import WIDTH, figures, headed, validation_line
 from launch.watching.run_data import RunData
 from launch.watching.run_state import Attempt, RunState, read_state
 from launch.worker.heartbeat import read_heartbeats
+from launch.worker.run_plan import RunPlan
 from suite.errors import RunFileError, SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -142,13 +142,10 @@ class WatchView:
     def _schedule(self, attempt: Attempt) -> ScheduleConfig:
         """Returns the planned schedule; for a pipeline that has shrunk since, one with the same actions but no
         recomputes: the grid then shows recomputes without their neighbours."""
-        plan: dict[str, Any] = {}
-        with suppress(RunFileError):
-            plan = RunData(self.run).plan  # it is written once the workers have started
-        if plan.get("K") != attempt.fields["K"] or "max_live_graphs" not in plan:
-            return ScheduleConfig("fill_drain", (0,))
-        rows = self._experiment.pipeline.schedule_rows or ()
-        return ScheduleConfig(plan["schedule"], tuple(plan["max_live_graphs"]), plan["virtual_stages"], rows)
+        with suppress(RunFileError, OSError):  # it is written once the workers have started
+            if RunData(self.run).plan.get("K") == attempt.fields["K"]:
+                return RunPlan.read(self.run.plan_record).schedule_config
+        return ScheduleConfig("fill_drain", (0,))
 
 
 def _follow_live(view: WatchView, console: Console) -> RunState:

@@ -26,6 +26,7 @@ from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.planning.skip_costs import message_costs
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, ScheduleConfig, pipeline_errors
+from suite.pipeline.schedule.csv_file import recomputes
 from suite.pipeline.schedule.timeline import Timeline
 from suite.settings import PipelineSettings, ScheduleName
 
@@ -130,35 +131,21 @@ def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_
     PlanError with every fault: costs, stages, ``layers_per_cell``, schedule, and each stage that does not fit its
     device.
     """
-    candidates = _resolve_schedules(costs, pipeline)
-    outcomes = [_try_schedule(costs, candidate, bytes_per_param, machine) for candidate in candidates]
+    tried = _resolve_schedules(costs, pipeline)
+    outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in tried]
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
     if not plans:
         raise next(outcome for outcome in outcomes if isinstance(outcome, PlanError))
     fastest = min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
     if pipeline.schedule != "auto":
         return fastest
-    return replace(fastest, alternatives=tuple(map(Alternative.of, candidates, outcomes)))
-
-
-def compare_schedules(
-    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
-) -> Plan:
-    """Returns a plan with its alternatives, for the arguments of ``make_plan``."""
-    if plan.alternatives:
-        return plan
-    chosen = Alternative.of(plan.pipeline, plan)
-    candidates = _candidates(pipeline, len(costs))
-    others = [candidate for candidate in candidates if not chosen.is_of(candidate)]
-    outcomes = [_try_schedule(costs, candidate, bytes_per_param, machine) for candidate in others]
-    alternatives = [chosen, *map(Alternative.of, others, outcomes)]
-    return replace(plan, alternatives=tuple(alternatives))
+    return replace(fastest, alternatives=tuple(map(Alternative.of, tried, outcomes)))
 
 
 def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> float:
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
     ranges = [range(cell.begin, cell.end) for cell in plan.cells]
-    cell_costs = [_cell_cost(costs, ranges, at, plan.pipeline, machine) for at in range(len(ranges))]
+    cell_costs = [cell_cost(costs, ranges, at, plan.pipeline, machine) for at in range(len(ranges))]
     return replace(plan, timeline=_simulated(plan.schedule, plan.schedule_config, cell_costs, machine)).step_s
 
 
@@ -222,10 +209,12 @@ def _resolve_schedules(costs: Sequence[LayerCost], pipeline: PipelineSettings) -
     wrong = pipeline_errors(pipeline, len(costs))
     if wrong:
         raise PlanError(wrong)
-    return list(_candidates(pipeline, len(costs))) if pipeline.schedule == "auto" else [pipeline]
+    if recomputes(pipeline.schedule_rows or ()):
+        pipeline = pipeline.model_copy(update={"remat": "never"})  # beyond what the rows recompute
+    return list(candidates(pipeline, len(costs))) if pipeline.schedule == "auto" else [pipeline]
 
 
-def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
+def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
     """Yields the settings with each schedule that they allow, the simplest first."""
     several = max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)
     choices: tuple[tuple[ScheduleName, int], ...] = (
@@ -243,9 +232,10 @@ def _candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSet
             yield candidate
 
 
-def _try_schedule(
+def try_schedule(
     costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
 ) -> Plan | PlanError:
+    """Returns the plan of one schedule, or why there is none."""
     try:
         return _plan_schedule(costs, pipeline, bytes_per_param, machine)
     except PlanError as error:
@@ -261,18 +251,29 @@ def _plan_schedule(
             return _plan_schedule(costs, pipeline.model_copy(update={"remat": "never"}), bytes_per_param, machine)
     fit = MemoryFit(costs, pipeline, bytes_per_param, machine)
     ranges = fit.cells(machine.memory_limit_bytes)
-    cell_costs = [_cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))]
-    memory = fit.stage_memories(ranges)
     schedule_config = fit.schedule_config
     if pipeline.remat == "auto":
-        schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(memory))
+        schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(fit.stage_memories(ranges)))
+    return assemble(costs, pipeline, fit, ranges, schedule_config, machine)
+
+
+def assemble(
+    costs: Sequence[LayerCost],
+    pipeline: PipelineSettings,
+    fit: MemoryFit,
+    ranges: Sequence[range],
+    schedule_config: ScheduleConfig,
+    machine: Machine,
+) -> Plan:
+    """Returns the plan of given cells and a given schedule. Raises PlanError when the schedule cannot run."""
+    cell_costs = [cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))]
     placement = schedule_config.placement(pipeline.stages)
     try:
         checked = replace(schedule_config, pairs=_pairs(cell_costs, placement))
         schedule = checked.actions(pipeline.stages, pipeline.micro_batches)
     except SettingError as error:
         raise PlanError([str(error)]) from None
-    peaks, p2p_bytes = list(fit.peaks(schedule, memory)), fit.p2p_bytes(ranges)
+    peaks, p2p_bytes = list(fit.peaks(schedule, fit.stage_memories(ranges))), fit.p2p_bytes(ranges)
     cells = tuple(
         CellPlan(
             cell[0],
@@ -295,9 +296,10 @@ def _pairs(cells: Sequence[CellCost], placement: CellPlacement) -> tuple[CellPai
     return tuple((source, target) for source, target in neighbours + far if placement.crosses(source, target))
 
 
-def _cell_cost(
+def cell_cost(
     costs: Sequence[LayerCost], cells: Sequence[range], k: int, pipeline: PipelineSettings, machine: Machine
 ) -> CellCost:
+    """Returns the cost of cell k of these cells, in a pipeline with these replicas."""
     inside = [costs[index] for index in cells[k]]
     reduced = 0.0
     if pipeline.replicas > 1:

@@ -10,9 +10,16 @@ from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
-from suite.pipeline.schedule.csv_file import first_micro_batches, micro_batches_of, owners_of, parse_rows, shape
+from suite.pipeline.schedule.csv_file import (
+    first_micro_batches,
+    micro_batches_of,
+    owners_of,
+    parse_rows,
+    recomputes,
+    shape,
+)
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
-from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, with_recomputes
+from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED, with_recomputes
 from suite.pipeline.schedule.schedules import (
     fill_drain,
     interleaved,
@@ -51,9 +58,8 @@ class ScheduleConfig:
         """Returns the config of settings in which nothing is ``auto``."""
         assert "auto" not in (pipeline.schedule, pipeline.remat), "the plan decides these"
         rows = pipeline.schedule_rows or ()
-        return ScheduleConfig(
-            pipeline.schedule, (MAX_LIVE_GRAPHS[pipeline.remat],), pipeline.virtual_stages, rows, transport
-        )
+        graphs = UNLIMITED if recomputes(rows) else MAX_LIVE_GRAPHS[pipeline.remat]
+        return ScheduleConfig(pipeline.schedule, (graphs,), pipeline.virtual_stages, rows, transport)
 
     @property
     def defers_weight_grads(self) -> bool:
@@ -121,7 +127,7 @@ class ScheduleConfig:
             return one_forward_one_backward(stages, micro_batches)
         if self.schedule == "fill_drain":
             return fill_drain(stages, micro_batches)
-        if self.schedule == "csv":
+        if self.schedule in ("csv", "search"):
             return first_micro_batches(parse_rows(self.rows), micro_batches)
         raise SettingError(f"no schedule is called {self.schedule!r}; use fill_drain, 1f1b, interleaved or zero_bubble")
 
@@ -142,7 +148,9 @@ def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
     """Returns every contradiction between schedule, K, virtual stages and number of layers, each with a remedy."""
     stages, virtual_stages, schedule = pipeline.stages, pipeline.virtual_stages, pipeline.schedule
     max_virtual_stages = layers // stages
-    if schedule == "csv":
+    if schedule == "search" and not pipeline.schedule_rows:
+        return ["pipeline.schedule=search is what a plan may find; use pipeline.schedule=auto to have it searched"]
+    if schedule in ("csv", "search"):
         return _csv_errors(pipeline, layers)
     one_cell_remedy = "pipeline.virtual_stages=1"
     if schedule == "interleaved":

@@ -4,9 +4,9 @@
     1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1         action and the micro-batch; empty fields are idle time
 
 ``_dump_csv(path, format="compute_only")`` of torch's schedules writes such files. Kinds are F, B, I and W; the suite
-adds recomputes (``remat``). Of a pair that torch overlaps, ``(0F3;7B1)OVERLAP_F_B``, one action runs after the other. A
-cell belongs to the stage whose line has it: round by round as here, in a V, or in any other way in which every stage
-has equally many and the first line has cell 0.
+adds recomputes (``remat``), unless the file has its own, of kind R. Of a pair that torch overlaps,
+``(0F3;7B1)OVERLAP_F_B``, one action runs after the other. A cell belongs to the stage whose line has it: round by round
+as here, in a V, or in any other way in which every stage has equally many and the first line has cell 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from suite.pipeline.schedule.validate import validate
 
 SUFFIX = ".csv"
 
-_ACTION = re.compile(r"(\d+)([FIBW])(\d+)")
+_ACTION = re.compile(r"(\d+)([FRIBW])(\d+)")
 _OVERLAPPED = re.compile(r"\(([^();]+);([^();]+)\)OVERLAP_F_B")
 _MESSAGE = re.compile(r"\d+(SEND|RECV)_[FB]\d+")
 
@@ -97,6 +97,19 @@ def owners_of(rows: tuple[str, ...]) -> tuple[int, ...]:
         raise SettingError(f"cell 0 is in line {owners[0] + 1}; it must be in the first, so change the order of lines")
     in_order = tuple(owners[cell] for cell in range(cells))
     return () if in_order == tuple(cell % len(rows) for cell in range(cells)) else in_order
+
+
+def rows_of(schedule: Schedule, placement: CellPlacement) -> tuple[str, ...]:
+    """Returns the rows that ``parse_rows`` reads as this schedule."""
+    return tuple(
+        " ".join(f"{action.cell(stage, placement)}{action.kind}{action.micro_batch}" for action in actions)
+        for stage, actions in enumerate(schedule)
+    )
+
+
+def recomputes(rows: Sequence[str]) -> bool:
+    """Whether the rows say themselves what is recomputed."""
+    return any("R" in row for row in rows)
 
 
 def micro_batches_of(schedule: Schedule) -> int:
