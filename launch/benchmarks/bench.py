@@ -34,6 +34,7 @@ from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.planning.plan import Plan, make_plan
+from suite.pipeline.planning.schedule_choice import search_schedule
 
 FOLDER = RUNS / "tables"
 
@@ -132,8 +133,9 @@ def make_plans(
             plan_errors[entrant.name] = f"{entrant.memory_of} has no plan"
             continue
         room = peak_of(plans[entrant.memory_of]) if entrant.memory_of else 1 << 60
+        asked = costs, pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room)
         try:
-            plans[entrant.name] = make_plan(costs, pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room))
+            plans[entrant.name] = search_schedule(make_plan(*asked), *asked)
         except PlanError as fault:
             plan_errors[entrant.name] = "; ".join(fault.errors)
     return plans, plan_errors
