@@ -1,0 +1,298 @@
+"""Searches the fastest schedule of given cells in given memory.
+
+    policies: limits and priorities -> climb: change one, keep what is not slower -> small pipelines: all schedules
+
+A policy plays all stages: a free stage runs the first action in its order of priority that its limits, its messages and
+its memory allow. The climb begins with the fastest of a family: run-ahead limits in multiples of what fills the
+pipeline, as 1F1B has them, backwards or forwards first, the later or the earlier cell first. What is left of the gap to
+the lower bound small pipelines close exactly (``_fastest_of_all``).
+
+All work is counted, so a seed finds the same schedule on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+from suite.errors import SettingError
+from suite.pipeline.model.cells import CellPlacement
+from suite.pipeline.model.topology import TransportName
+from suite.pipeline.planning.lower_bound import lower_bound_s
+from suite.pipeline.planning.partial_schedule import PartialSchedule, SchedulingProblem
+from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
+from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
+from suite.pipeline.schedule.action import Schedule
+from suite.pipeline.schedule.flow_control import flow_control
+from suite.pipeline.schedule.validate import validate
+
+ACTIONS_PER_S = 100_000
+"""Actions that a policy plays in a second of one core of 2020."""
+
+MAX_POLICIES = 400
+MAX_PARTIAL_SCHEDULES = 20_000
+MAX_FRONT = 600
+"""The most partial schedules with equally many actions. With fewer, the search is exact."""
+
+_PATIENCE = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0)
+_EXACT = 1 - 1e-9
+
+
+def search(
+    placement: CellPlacement,
+    micro_batches: int,
+    costs: Sequence[CellCost],
+    links: Link | Links,
+    memory: Sequence[Sequence[CellMemory]],
+    limit_bytes: int,
+    transport: TransportName = "gloo",
+    starts: Sequence[Schedule] = (),
+    seconds: float = 10.0,
+    seed: int = 0,
+) -> Schedule | None:
+    """Returns the fastest schedule found that ``validate`` accepts and whose stages need at most ``limit_bytes``
+    (``peak_bytes``), by the step time of ``simulate``; None if none is found. It is never slower than any of ``starts``
+    that fits.
+
+    ``memory`` has the cells of each stage. The work is what takes ``seconds`` at ACTIONS_PER_S, or less. Raises
+    SettingError for no time.
+    """
+    if seconds <= 0:
+        raise SettingError(f"the search for a schedule has {seconds} s; it needs more than 0")
+    flow = flow_control(transport, placement.stages, len(costs) // placement.stages)
+    pairs = [(at, at + 1) for at in range(len(costs) - 1)]
+    pairs += [(at, far.to) for at, cost in enumerate(costs) for far in cost.far_messages]
+
+    def step_s(schedule: Schedule) -> float:
+        return simulate(schedule, costs, links, flow, placement.owners).seconds
+
+    def fits(schedule: Schedule) -> bool:
+        peaks = (peak_bytes(actions, *cells, flow=flow) for actions, cells in zip(schedule, memory, strict=True))
+        return all(peak <= limit_bytes for peak in peaks)
+
+    best = min((start for start in starts if fits(start)), key=step_s, default=None)
+    problem = SchedulingProblem(placement, micro_batches, costs, links, flow, memory, limit_bytes)
+    bound = lower_bound_s(placement, micro_batches, costs, links, memory, limit_bytes)
+    policies = min(MAX_POLICIES, int(seconds * ACTIONS_PER_S / (3 * len(costs) * micro_batches)))
+    found = _climb(problem, bound, max(1, policies), random.Random(seed))
+    below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
+    if below * _EXACT > bound:
+        found += _fastest_of_all(problem, below)
+    for partial in reversed(found):
+        schedule = partial.schedule()
+        if best is not None and step_s(schedule) >= step_s(best):
+            break
+        try:
+            validate(schedule, micro_batches, True, transport, pairs, placement.owners)
+        except SettingError:  # it deadlocks where messages wait for each other
+            continue
+        if fits(schedule):
+            return schedule
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """How free stages choose their next action; a number of micro-batches a cell, but for the last two."""
+
+    ahead: tuple[int, ...]
+    """How far forwards may run ahead of backwards."""
+    graphs: tuple[int, ...]
+    """The most graphs that are kept at once."""
+    first_split: tuple[int, ...]
+    """So many backwards at the beginning defer their weight gradients,"""
+    last_split: tuple[int, ...]
+    """and so many at the end."""
+    order: tuple[tuple[tuple[str, int], ...], ...]
+    """Of each stage: kinds and cells, the first choice first."""
+    patience: float = 0.1
+    """The share of an action's time for which a stage rather waits for a better choice that it knows will come."""
+
+
+def _policies(problem: SchedulingProblem) -> Iterator[_Policy]:
+    """Yields the policies with which the climb begins."""
+    count, cells = problem.micro_batches, range(len(problem.owner))
+    forward, backward, deferred = (problem.seconds[kind] for kind in "FIW")
+    period = max(sum(forward[at] + backward[at] + deferred[at] for at in own) for own in problem.own)
+    trips = [sum(forward[at:]) + sum(backward[at:]) for at in cells]
+    drains = tuple(min(count, math.ceil(sum(backward[:at]) / deferred[at])) if deferred[at] else 0 for at in cells)
+    every = (count,) * len(cells)
+    splits = [(every, every), ((0,) * len(cells), drains), (drains, drains)]
+    for fill in (1.0, 1.5, 2.0, 3.0, 0.75, 0.5, 0.25):
+        ahead = tuple(max(1, min(count, math.ceil(fill * trip / (period or 1.0) * _EXACT))) for trip in trips)
+        for backwards_first in (True, False):
+            for step in (1, -1):
+                order = []
+                for own in problem.own:
+                    backwards = [("B", at) for at in own[::step]]
+                    forwards = [("F", at) for at in own[::-step]]
+                    choices = backwards + forwards if backwards_first else forwards + backwards
+                    order.append((*choices, *(("R", at) for at in own), *(("W", at) for at in own)))
+                for split in splits if any(cost.split_s for cost in problem.costs) else splits[:1]:
+                    yield _Policy(ahead, every, *split, tuple(order))
+
+
+def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy:
+    """Returns a policy that differs in one choice, of one cell or stage or of all."""
+    name = rng.choice(("ahead", "ahead", "ahead", "order", "order", "patience", "graphs", "first_split", "last_split"))
+    if name == "patience":
+        return replace(policy, patience=rng.choice(_PATIENCE))
+    values = getattr(policy, name)
+    one = rng.randrange(len(values))
+    chosen = [one] if rng.random() < 0.6 else range(len(values))
+    if name == "order":
+        source, target = (rng.randrange(len(values[one])) for _ in range(2))
+
+        def moved(choices: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+            rest = [*choices[:source], *choices[source + 1 :]]
+            return (*rest[:target], choices[source], *rest[target:])
+
+        return replace(policy, order=tuple(moved(own) if k in chosen else own for k, own in enumerate(values)))
+    least, step, jump = (1 if name == "ahead" else 0), rng.choice((-2, -1, 1, 2)), rng.randint(0, micro_batches)
+    jumps = rng.random() < (0.0 if name == "ahead" else 0.5)
+    changed = tuple(
+        max(least, min(micro_batches, jump if jumps else value + step)) if at in chosen else value
+        for at, value in enumerate(values)
+    )
+    return replace(policy, **{name: changed})  # type: ignore[arg-type]
+
+
+def _climb(problem: SchedulingProblem, bound: float, policies: int, rng: random.Random) -> list[PartialSchedule]:
+    """Returns the schedules of better and better policies, the best one last."""
+    begins = _policies(problem)
+    improvements: list[PartialSchedule] = []
+    best: tuple[float, float] = math.inf, math.inf
+    policy = None
+    for _ in range(policies):
+        tried = next(begins, None) or (policy and _changed(policy, problem.micro_batches, rng))
+        partial = tried and _played(problem, tried)
+        if not partial:
+            continue
+        score = max(partial.free), sum(partial.free)  # of equal steps the one with more free time at the end
+        if score <= best:
+            if score < best:
+                improvements.append(partial)
+            best, policy = score, tried
+        if best[0] * _EXACT <= bound:
+            break
+    return improvements
+
+
+def _played(problem: SchedulingProblem, policy: _Policy) -> PartialSchedule | None:
+    """Returns the schedule of a policy, None if all stages wait for memory that nothing frees."""
+    partial = PartialSchedule(problem)
+    events = [(0.0, k) for k in range(problem.placement.stages)]
+    while events:
+        now, k = heappop(events)
+        if now < partial.free[k]:
+            continue
+        kind, at, time = _choice(partial, policy, k, now)
+        if kind:
+            end = partial.run(kind, at, now)
+            heappush(events, (end, k))
+            direction = 1 if kind in "Ff" else -1
+            for receiver in problem.receivers[direction][at] if kind not in "RW" else ():
+                heappush(events, (end, receiver))
+        elif time < math.inf:
+            heappush(events, (time, k))
+    return partial if partial.is_complete() else None
+
+
+def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tuple[str, int, float]:
+    """Returns kind and cell of a free stage's next action; an empty kind if it has none before some later time."""
+    known = math.inf
+    for kind, at in policy.order[k]:
+        cell = partial.cells[at]
+        if kind == "F" and cell.forwards - cell.backwards >= policy.ahead[at]:
+            continue
+        start = partial.earliest_start(kind, at)
+        if start is None:
+            continue
+        if start > now:
+            known = min(known, start)
+            continue
+        if known - now < policy.patience * partial.problem.seconds[kind][at]:
+            continue
+        kinds = kind
+        if kind == "F":
+            kinds = "Ff" if cell.graphs < policy.graphs[at] else "f"
+        elif kind == "B":
+            last = partial.problem.micro_batches - cell.backwards <= policy.last_split[at]
+            kinds = "IB" if last or cell.backwards < policy.first_split[at] else "BI"
+        for each in kinds:
+            if partial.fits(each, at) and (each not in "FfR" or partial.leaves_room(each, at)):
+                return each, at, now
+    return "", 0, known
+
+
+def _fastest_of_all(problem: SchedulingProblem, below: float) -> list[PartialSchedule]:
+    """Returns schedules that take less than ``below``, the fastest last: the fastest of all, unless the limits end it.
+
+    actions   0     1     2           all schedules grow by one action at a time, in the order of their starts; of
+              .---- F0 -- F1 ---      those that have done the same, one that is later in nothing makes the others
+                    '---- I0 ---      superfluous; as is one that cannot end in time
+    """
+    found: list[PartialSchedule] = []
+    moves = _useful_moves(problem)
+    level, count = [(0.0, PartialSchedule(problem))], 0
+    while level and count < MAX_PARTIAL_SCHEDULES:
+        fronts: dict[object, list[tuple[list[float], float, float, PartialSchedule]]] = {}
+        for clock, partial in level:
+            for kind, at, start in _next_moves(partial, moves, clock):
+                after = partial.followed_by(kind, at, start)
+                count += 1
+                least = after.least_end(start)
+                if least >= below * _EXACT:
+                    continue
+                if after.is_complete():
+                    found.append(after)
+                    below = max(after.free)
+                    continue
+                times = after.times(start)
+                front = fronts.setdefault(tuple(cell.state() for cell in after.cells), [])
+                if any(all(map(float.__le__, other[0], times)) for other in front):
+                    continue
+                front[:] = [other for other in front if not all(map(float.__le__, times, other[0]))]
+                front.append((times, least, start, after))
+        ranked = sorted((each for front in fronts.values() for each in front), key=lambda each: (each[1], each[0]))
+        level = [(start, after) for _, _, start, after in ranked[:MAX_FRONT]]
+    return found
+
+
+def _useful_moves(problem: SchedulingProblem) -> list[tuple[str, int]]:
+    """Returns the kinds of actions of each cell; where all fits at once, no graph is dropped for a forward that takes
+    as long, and ``B`` only saves the cost of a split."""
+    moves = []
+    for at, cost in enumerate(problem.costs):
+        has_room = problem.holds_all[problem.owner[at]]
+        moves.append(("F", at))
+        if not has_room or cost.forward_s < cost.recompute_s:
+            moves += [("f", at), ("R", at)]
+        if cost.weight_grad_s:
+            moves += [("I", at), ("W", at)]
+        if not has_room or cost.split_s or not cost.weight_grad_s:
+            moves.append(("B", at))
+    return moves
+
+
+def _next_moves(
+    partial: PartialSchedule, moves: Sequence[tuple[str, int]], clock: float
+) -> Iterator[tuple[str, int, float]]:
+    """Yields kind, cell and start of the actions that may come next: those that start at the clock or later, and before
+    which nothing else of their stage would fit in without delay."""
+    problem = partial.problem
+    possible: list[list[tuple[float, float, str, int]]] = [[] for _ in partial.free]
+    for kind, at in moves:
+        start = partial.earliest_start(kind, at)
+        if start is not None and partial.fits(kind, at):
+            possible[problem.owner[at]].append((start, start + problem.seconds[kind][at], kind, at))
+    for k, choices in enumerate(possible):
+        frees = [choice for choice in choices if choice[2] == "W" or problem.holds_all[k]]
+        first_end = min((end for _, end, _, _ in frees), default=math.inf)
+        for start, end, kind, at in choices:
+            if start < clock or (first_end <= start and end > first_end):
+                continue
+            yield kind, at, start
