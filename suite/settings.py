@@ -12,7 +12,9 @@ from annotated_types import Unit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
 
 Remat = Literal["always", "except_last", "never", "auto"]
-ScheduleName = Literal["fill_drain", "1f1b", "interleaved", "zero_bubble", "csv", "search", "auto"]
+ScheduleName = Literal[
+    "fill_drain", "1f1b", "interleaved", "zero_bubble", "zbv", "v_half", "v_min", "csv", "search", "auto"
+]
 
 
 AUTO = 0
@@ -46,7 +48,7 @@ class PipelineSettings(FrozenRecord):
     schedule_rows: tuple[str, ...] | None = None
     """Actions of a schedule from a file, set with pipeline.schedule."""
     virtual_stages: int = Field(1, ge=1)
-    """Cells per stage; over 1 only with interleaved, zero_bubble and csv."""
+    """Cells per stage; over 1 only with interleaved, zero_bubble and csv; 2 with zbv, v_half and v_min."""
     remat: Remat = "except_last"
     """Micro-batches recomputed in the backward: with except_last each cell keeps the activations of one at a time (in
     fill_drain the last), with auto of as many as fit."""

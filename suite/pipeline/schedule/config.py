@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import CellPlacement
+from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.csv_file import (
@@ -26,13 +26,17 @@ from suite.pipeline.schedule.schedules import (
     one_forward_one_backward,
     zero_bubble,
 )
+from suite.pipeline.schedule.v_schedules import v_half, v_min, zbv
 from suite.pipeline.schedule.validate import validate
 from suite.settings import PipelineSettings, ScheduleName
 
 MIN_VIRTUAL_STAGES = 2
 """The fewest cells a stage of an interleaved schedule; with one it would be 1F1B."""
 
-WITH_VIRTUAL_STAGES = ("interleaved", "zero_bubble")
+V_SHAPED = {"zbv": zbv, "v_half": v_half, "v_min": v_min}
+"""Schedules of two cells a stage, placed in a V."""
+
+WITH_VIRTUAL_STAGES = ("interleaved", "zero_bubble", *V_SHAPED)
 """Schedules that support several cells a stage."""
 
 
@@ -69,6 +73,8 @@ class ScheduleConfig:
 
     def owners(self, stages: int) -> tuple[int, ...]:
         """Returns the stage of each cell, as ``CellPlacement`` has them."""
+        if self.schedule in V_SHAPED:
+            return v_shaped(stages)
         return owners_of(self.rows) if self.rows else ()
 
     def placement(self, stages: int) -> CellPlacement:
@@ -123,13 +129,16 @@ class ScheduleConfig:
             return interleaved(stages, micro_batches, self.virtual_stages)
         if self.schedule == "zero_bubble":
             return zero_bubble(stages, micro_batches, self.virtual_stages)
+        if self.schedule in V_SHAPED:
+            return V_SHAPED[self.schedule](stages, micro_batches)
         if self.schedule == "1f1b":
             return one_forward_one_backward(stages, micro_batches)
         if self.schedule == "fill_drain":
             return fill_drain(stages, micro_batches)
         if self.schedule in ("csv", "search"):
             return first_micro_batches(parse_rows(self.rows), micro_batches)
-        raise SettingError(f"no schedule is called {self.schedule!r}; use fill_drain, 1f1b, interleaved or zero_bubble")
+        names = "fill_drain, 1f1b, interleaved, zero_bubble, zbv, v_half or v_min"
+        raise SettingError(f"no schedule is called {self.schedule!r}; use {names}")
 
 
 @lru_cache(maxsize=256)
@@ -152,15 +161,17 @@ def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
         return ["pipeline.schedule=search is what a plan may find; use pipeline.schedule=auto to have it searched"]
     if schedule in ("csv", "search"):
         return _csv_errors(pipeline, layers)
-    one_cell_remedy = "pipeline.virtual_stages=1"
-    if schedule == "interleaved":
+    one_cell_remedy, needed = "pipeline.virtual_stages=1", ""
+    if schedule == "interleaved" or schedule in V_SHAPED:
         one_cell_remedy = "pipeline.schedule=1f1b" + (" pipeline.virtual_stages=1" if virtual_stages > 1 else "")
-    if schedule == "interleaved" and virtual_stages < MIN_VIRTUAL_STAGES:
+        needed = "2 cells" if schedule in V_SHAPED else "several cells"
+    if needed and (virtual_stages < MIN_VIRTUAL_STAGES or (schedule in V_SHAPED and virtual_stages > 2)):
         nearest = (
             "pipeline.virtual_stages=2" if max_virtual_stages >= MIN_VIRTUAL_STAGES and stages > 1 else one_cell_remedy
         )
         return [
-            f"pipeline.schedule=interleaved needs stages of several cells, pipeline.virtual_stages is 1; use {nearest}"
+            f"pipeline.schedule={schedule} needs stages of {needed}, pipeline.virtual_stages is {virtual_stages}; "
+            f"use {nearest}"
         ]
     if virtual_stages == 1 or schedule == "auto":
         return []

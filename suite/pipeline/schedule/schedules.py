@@ -3,13 +3,14 @@
 Messages are not separate actions: ``F`` receives its input from the previous cell and sends its output to the next one,
 ``B`` and ``I`` do the same with gradients in the other direction. ``R`` comes right before its backward. Only the
 backward waits for the gradient, so a stage recomputes while the gradient is in transit.
-``suite.pipeline.schedule.remat`` decides which micro-batches are recomputed.
+``suite.pipeline.schedule.remat`` decides which micro-batches are recomputed. Schedules on a V are in ``v_schedules``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
@@ -121,45 +122,58 @@ class _RunAheadLimits:
 def _greedy(
     stages: int, forwards: Sequence[Action], backwards: Sequence[Action], limits: Sequence[_RunAheadLimits]
 ) -> Schedule:
-    """Plays all stages in equal units of time. A free stage runs its next forward if its limits allow it and the input
-    has arrived, else its next backward if the gradient has arrived, else its next deferred weight gradient.
-
-    Raises SettingError when no stage can run any of these: they would wait for each other forever.
-    """
-    schedule: Schedule = [[] for _ in range(stages)]
-    ends: dict[tuple[int, int, int], int] = {}  # by direction, cell and micro-batch
+    """Plays all stages. A free stage runs its next forward if its limits allow it and the input has arrived, else its
+    next backward if the gradient has arrived, else its next deferred weight gradient."""
     counts = [{1: 0, -1: 0, 0: 0} for _ in range(stages)]  # by direction; 0 counts weight gradients
-    placement = CellPlacement(stages)
-    last = placement.cell_of(max((action.virtual_stage for action in forwards), default=0), stages - 1)
 
-    def has_arrived(action: Action, k: int, unit: int) -> bool:
-        cell, i = action.cell(k, placement), action.micro_batch
-        if action.kind == "F":
-            return cell == 0 or ends.get((1, cell - 1, i), unit + 1) <= unit
-        return ends.get((1, cell, i) if cell == last else (-1, cell + 1, i), unit + 1) <= unit
-
-    def next_action(k: int, unit: int) -> Action | None:
+    def next_action(k: int, has_arrived: Callable[[Action], bool]) -> Action | None:
         count, limit = counts[k], limits[k]
         allowed = count[1] - count[-1] < limit.of_backwards
         if limit.of_deferred is not None:
             allowed = allowed and count[1] - count[0] < limit.of_deferred
-        if count[1] < len(forwards) and allowed and has_arrived(forwards[count[1]], k, unit):
-            return forwards[count[1]]
-        if count[-1] < count[1] and has_arrived(backwards[count[-1]], k, unit):
-            return backwards[count[-1]]
-        if limit.of_deferred is not None and count[0] < count[-1]:
-            return replace(backwards[count[0]], kind="W")
-        return None
+        if count[1] < len(forwards) and allowed and has_arrived(forwards[count[1]]):
+            action = forwards[count[1]]
+        elif count[-1] < count[1] and has_arrived(backwards[count[-1]]):
+            action = backwards[count[-1]]
+        elif limit.of_deferred is not None and count[0] < count[-1]:
+            action = replace(backwards[count[0]], kind="W")
+        else:
+            return None
+        count[action.direction] += 1
+        return action
 
-    unit, length = 0, len(forwards) * (2 if limits[0].of_deferred is None else 3)
+    length = len(forwards) * (2 if limits[0].of_deferred is None else 3)
+    last_cell = stages * (1 + max((action.virtual_stage for action in forwards), default=0)) - 1
+    return play_in_units(CellPlacement(stages), last_cell, length, next_action)
+
+
+NextAction = Callable[[int, Callable[[Action], bool]], Action | None]
+"""Returns what a stage runs now, or None to wait; the second argument tells whether an action's input has arrived."""
+
+
+def play_in_units(placement: CellPlacement, last_cell: int, length: int, next_action: NextAction) -> Schedule:
+    """Plays all stages in equal units of time, each action one, until every stage has run ``length`` actions.
+
+    Raises SettingError when no stage can run any: they would wait for each other forever.
+    """
+    schedule: Schedule = [[] for _ in range(placement.stages)]
+    ends: dict[tuple[int, int, int], int] = {}  # by direction, cell and micro-batch
+    unit = 0
+
+    def has_arrived(k: int, action: Action) -> bool:
+        direction, cell = action.direction, action.cell(k, placement)
+        if direction == 0 or (direction, cell) == (1, 0):
+            return True
+        source = (1, cell) if (direction, cell) == (-1, last_cell) else (direction, cell - direction)
+        return ends.get((*source, action.micro_batch), unit + 1) <= unit
+
     while any(len(actions) < length for actions in schedule):
         idle = True
         for k, actions in enumerate(schedule):
-            action = next_action(k, unit)
+            action = next_action(k, partial(has_arrived, k))
             if action is not None:
                 idle = False
                 actions.append(action)
-                counts[k][action.direction] += 1
                 ends[action.direction, action.cell(k, placement), action.micro_batch] = unit + 1
         if idle:
             done = ", ".join(f"{len(actions)} of stage {k}" for k, actions in enumerate(schedule))

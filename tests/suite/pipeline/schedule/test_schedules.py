@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from suite.errors import SettingError
 from suite.pipeline.schedule import remat, schedules
 from suite.pipeline.schedule.action import Action, virtual_stages_of
-from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
+from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import fill_drain as bare_fill_drain
 from suite.pipeline.schedule.validate import draw
@@ -42,7 +42,7 @@ def test_with_equal_costs_a_stage_recomputes_before_its_gradient_arrives():
 
 GENERATORS = {
     "fill_drain": schedules.fill_drain, "1f1b": schedules.one_forward_one_backward,
-    "zero_bubble": schedules.zero_bubble, "interleaved": schedules.interleaved,
+    "zero_bubble": schedules.zero_bubble, "interleaved": schedules.interleaved, **V_SHAPED,
 }  # fmt: skip
 ACTION = r"(?:[FRIBW]\d+(?:\.\d+)?|\.)"
 
@@ -64,8 +64,9 @@ def pictures(text):
 
 def played(name, stages, micro_batches, virtual_stages, graphs):
     """Returns the rows of a schedule in equal units of time."""
-    actions = ScheduleConfig(name, (graphs,), virtual_stages).actions(stages, micro_batches)
-    return [line[len("stage 0   ") :] for line in draw(validate(actions, micro_batches)).splitlines()]
+    schedule_config = ScheduleConfig(name, (graphs,), virtual_stages)
+    actions, owners = schedule_config.actions(stages, micro_batches), schedule_config.owners(stages)
+    return [line[len("stage 0   ") :] for line in draw(validate(actions, micro_batches, owners=owners)).splitlines()]
 
 
 def without_end(row):
@@ -132,25 +133,26 @@ def test_a_generator_whose_stages_cannot_go_on_is_refused():
 
 
 @given(
-    st.sampled_from(["fill_drain", "1f1b", "zero_bubble", "interleaved"]), st.integers(1, 7), st.integers(0, 17),
+    st.sampled_from(list(GENERATORS)), st.integers(1, 7), st.integers(0, 17),
     st.integers(1, 3), st.sampled_from([0, 1, 2, 5, UNLIMITED]),
 )  # fmt: skip
 def test_every_schedule_is_valid_for_any_k_and_m(name, stages, micro_batches, virtual_stages, graphs):
     """Also where M is no multiple of K, or less."""
     virtual_stages = max(2, virtual_stages) if name == "interleaved" else virtual_stages
-    if name == "interleaved" or (name == "zero_bubble" and virtual_stages > 1):
+    virtual_stages = 2 if name in V_SHAPED else virtual_stages
+    if name in ("interleaved", *V_SHAPED) or (name == "zero_bubble" and virtual_stages > 1):
         stages = max(2, stages)
     elif name != "zero_bubble":
         virtual_stages = 1
     schedule_config = ScheduleConfig(name, (graphs,), virtual_stages)
     for k, actions in enumerate(schedule_config.actions(stages, micro_batches)):
         counts = {kind: sum(a.kind == kind for a in actions) for kind in "FRIBW"}
-        split = name == "zero_bubble"
+        split = name in ("zero_bubble", *V_SHAPED)
         assert counts["F"] == counts["I" if split else "B"] == micro_batches * virtual_stages
         assert counts["B" if split else "I"] == 0
         assert counts["W"] == (counts["F"] if split else 0)
         ahead = 2 * (stages - 1) + (virtual_stages - 1) * stages + 1
-        if name != "fill_drain":
+        if name not in ("fill_drain", *V_SHAPED):
             assert most_ahead(actions, "IB") <= (stages - k if virtual_stages == 1 else ahead - 2 * k)
         if name == "zero_bubble":
             assert most_ahead(actions, "W") <= (stages if virtual_stages == 1 else ahead)
