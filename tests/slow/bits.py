@@ -6,6 +6,7 @@ orders of the same sums, so two hashes.
 """
 
 import hashlib
+from dataclasses import replace
 
 import torch
 
@@ -17,7 +18,7 @@ from models.loss import TranslationLoss
 from models.shape import TransformerShape
 from models.transformer import layers
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.settings import OptimizerSettings
 
 SHAPE = TransformerShape(4, 256, 1024, 4, 1000, dropout=0.1)
@@ -27,6 +28,7 @@ CASES = (
     + [(stages, ScheduleConfig("fill_drain")) for stages in (1, 2, 4)]
     + [(stages, ScheduleConfig("1f1b", (stages,))) for stages in (1, 2, 4)]
     + [(2, ScheduleConfig("interleaved", (2,), 2)), (2, ScheduleConfig("zero_bubble", (2,)))]
+    + [(stages, ScheduleConfig(name, (2,), 2)) for stages in (2, 4) for name in V_SHAPED]
 )
 """K and schedule, with the most graphs alive and the cells a stage."""
 
@@ -44,6 +46,7 @@ def _train(
     device, coord = workers.join(rank, world, rendezvous, stages, use_gpu)
     with torch.device("meta"):
         model = layers(SHAPE)
+    coord = replace(coord, owners=config.owners(stages))
     cells = stages * config.virtual_stages
     counts = [len(model) // cells + (at < len(model) % cells) for at in range(cells)]
     partitioned = PartitionedModel(model, TranslationLoss(0.1), cell_ranges(counts, len(model)), config)

@@ -1,6 +1,7 @@
 """Gradients, parameter by parameter, equal those of the unpartitioned model: every schedule, K, M; ragged; dropout."""
 
 import itertools
+from collections import ChainMap
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from models.transformer import layers as transformer_layers
 from suite.pipeline.model.layers import distinct_parameters
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED
 from tests.suite.pipeline.build import build, join, mini_batch, unpartitioned
@@ -33,6 +34,7 @@ SEVERAL_CELLS = (
     ScheduleConfig("interleaved", (2,), 2),
     ScheduleConfig("interleaved", (UNLIMITED,), 2),
 )
+ON_A_V = tuple(ScheduleConfig(name, (graphs,), 2) for name in V_SHAPED for graphs in (1, UNLIMITED))
 SEVERAL_CELLS_DEFERRING = (ScheduleConfig("zero_bubble", (1,), 2), ScheduleConfig("zero_bubble", (UNLIMITED,), 2))
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
 CASES = [*((torch.float64, count) for count in MICRO_BATCHES), (torch.float32, 3)]
@@ -107,8 +109,8 @@ def differences(coord: RankCoord, model: str, schedule_configs):
     ("stages", "groups"),
     [
         (1, (ONE_CELL, DEFERRING)),
-        (2, (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING)),
-        (3, (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING)),
+        (2, (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING, ON_A_V)),
+        (3, (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING, ON_A_V)),
         (4, (ONE_CELL,)),
     ],
     ids=[1, 2, 3, 4],
@@ -122,6 +124,44 @@ def test_gradients_equal_the_unpartitioned_model(stages, groups, model):
 def test_gradients_of_a_schedule_from_a_file_equal_the_unpartitioned_model(kind, stages, tmp_path):
     rows = read_rows(dump(kind, tmp_path / kind, stages, 2 * stages * max(MICRO_BATCHES)))
     check(stages, "toy", [[ScheduleConfig("csv", (graphs,), 2, rows) for graphs in (1, UNLIMITED)]])
+
+
+ASCENDING = (
+    ScheduleConfig("1f1b", (UNLIMITED,)),
+    ScheduleConfig("zero_bubble", (1,)),
+    ScheduleConfig("interleaved", (1,), 2),
+    *ON_A_V,
+)
+"""Schedules that run the backwards of a cell from the first micro-batch to the last; fill-drain does the opposite."""
+
+
+def gradients(rank: int, world: int, rendezvous: str, schedule_configs):
+    """Returns, for each schedule, the bytes of this stage's gradients in fp32, with five micro-batches and with one."""
+    join(rank, world, rendezvous)
+    found = []
+    for schedule_config in schedule_configs:
+        made = {}
+        executor, ties, named, _ = build(RankCoord(rank, world, 1), *toy(torch.float32), schedule_config)
+        for micro_batches in (5, 1):
+            for parameter in named.values():
+                parameter.grad = None
+            executor.train(toy_sentences(0, micro_batches), 0)
+            ties.sum_gradients()
+            graded = {key: parameter.grad for key, parameter in named.items() if parameter.grad is not None}
+            made |= {(micro_batches, *key): gradient.numpy().tobytes() for key, gradient in graded.items()}
+        found.append(made)
+    return found
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_gradients_of_schedules_with_one_order_of_sums_are_the_same_bits(stages):
+    by_stage = run_processes(gradients, stages, (ScheduleConfig(), *ASCENDING))
+    fill_drain, first, *others = (dict(ChainMap(*own)) for own in zip(*by_stage, strict=True))
+    assert all(other == first for other in others)
+    assert fill_drain.keys() == first.keys()
+    assert {
+        micro_batches for micro_batches, *key in first if first[micro_batches, *key] != fill_drain[micro_batches, *key]
+    } == {5}
 
 
 def check(stages, model, groups):
