@@ -1,15 +1,16 @@
-"""``python -m tests.slow.schedules [NAME ...]``: schedule=auto beside the schedules of torch, in the memory that each of
-them takes. Simulated, from costs estimated for H100s on 16 nodes of 8.
+"""``python -m tests.slow.schedules [NAME ...]``: schedule=auto beside the schedules of torch, in the memory that each
+of them takes. Simulated, from costs estimated for H100s on 16 nodes of 8.
 
-Each schedule of torch gets the fastest cut of the layers for its cells, and each device the memory of its fullest stage.
+Each schedule of torch gets the most even cut of the layers for its cells; auto gets the memory of its fullest stage.
 """
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.planner import estimated_costs, try_plan
+from experiments.planning.planner import estimated_costs
 from experiments.registry import find
 from suite.errors import PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
@@ -47,7 +48,7 @@ def compare(name: str, stages: int, micro_batches: int):
     for kind, settings in torch_schedules(stages, micro_batches):
         pipeline = PipelineSettings(stages=stages, micro_batches=micro_batches, remat="never", **settings)
         try:
-            theirs = make_plan(costs, pipeline, each, machine(found.machine, UNLIMITED_BYTES))
+            theirs = make_plan(costs, pipeline, each, replace(found.machine, memory_limit_bytes=UNLIMITED_BYTES))
         except (PlanError, SettingError) as fault:
             yield kind, None, None, None, str(fault)
             continue
@@ -55,15 +56,9 @@ def compare(name: str, stages: int, micro_batches: int):
         ours = pipeline.model_copy(
             update={"schedule": "auto", "schedule_rows": None, "virtual_stages": 1, "remat": "auto"}
         )
-        asked = costs, ours, each, machine(found.machine, most)
+        asked = costs, ours, each, replace(found.machine, memory_limit_bytes=most)
         plan = search_schedule(make_plan(*asked), *asked)
         yield kind, theirs.step_s, most, plan, ""
-
-
-def machine(of, limit: int):
-    from dataclasses import replace
-
-    return replace(of, memory_limit_bytes=limit)
 
 
 def torch_schedules(stages: int, micro_batches: int):

@@ -139,12 +139,12 @@ class MemoryFit:
         seconds, count = self._seconds, self._count
         furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
         try:
-            return cell_ranges(partition(seconds, count, furthest_end), len(seconds))
-        except PlacementError as error:
-            # ``furthest_end`` is conservative; the most even partition may fit nevertheless
             lightest = cell_ranges(partition(seconds, count), len(seconds))
+            # ``furthest_end`` is conservative; the most even partition may fit nevertheless
             if all(need <= limit_bytes for need in self.peaks(self._schedule, self.stage_memories(lightest))):
                 return lightest
+            return cell_ranges(partition(seconds, count, furthest_end), len(seconds))
+        except PlacementError as error:
             fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
             raise PlanError([fault or str(error)]) from None
         except SettingError as error:

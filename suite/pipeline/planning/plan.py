@@ -21,7 +21,7 @@ from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
-from suite.pipeline.planning.lower_bound import step_time_lower_bound_s
+from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.planning.skip_costs import message_costs
 from suite.pipeline.schedule.action import Schedule
@@ -84,6 +84,9 @@ class Plan:
     schedule_config: ScheduleConfig
     memory_limit_bytes: int
     timeline: Timeline
+    lower_bound_s: float
+    """Of a step of any schedule of these cells in this memory. Gradients are reduced over replicas after the backwards,
+    as in ``simulate``; a run overlaps them."""
     cores: int | None = None
     reserve: int = 0
     """Bytes of each device beyond the limit, left free."""
@@ -113,15 +116,6 @@ class Plan:
         """How many forwards are recomputed, and how many there are."""
         kinds = Counter(action.kind for actions in self.schedule for action in actions)
         return kinds["R"], kinds["F"]
-
-    @cached_property
-    def step_time_lower_bound_s(self) -> float:
-        """A lower bound in seconds for a step of this schedule over these cells: messages are free, and gradients are
-        reduced over replicas after the backwards, as in ``simulate``; a run overlaps them."""
-        costs = [cell.cost for cell in self.cells]
-        placement = self.schedule_config.placement(self.pipeline.stages)
-        update = max(sum(cost.update_s for cost in placement.on_stage(k, costs)) for k in range(placement.stages))
-        return step_time_lower_bound_s(self.schedule_config, self.schedule, costs) + update
 
 
 def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine) -> Plan:
@@ -223,6 +217,9 @@ def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSett
         ("zero_bubble", 1),
         ("interleaved", several),
         ("zero_bubble", several),
+        ("zbv", 2),
+        ("v_half", 2),
+        ("v_min", 2),
     )
     for name, virtual_stages in choices:
         update = {"schedule": name, "schedule_rows": None, "virtual_stages": virtual_stages}
@@ -273,7 +270,8 @@ def assemble(
         schedule = checked.actions(pipeline.stages, pipeline.micro_batches)
     except SettingError as error:
         raise PlanError([str(error)]) from None
-    peaks, p2p_bytes = list(fit.peaks(schedule, fit.stage_memories(ranges))), fit.p2p_bytes(ranges)
+    memory, p2p_bytes = fit.stage_memories(ranges), fit.p2p_bytes(ranges)
+    peaks = list(fit.peaks(schedule, memory))
     cells = tuple(
         CellPlan(
             cell[0],
@@ -285,8 +283,10 @@ def assemble(
         )
         for at, cell in enumerate(ranges)
     )
-    timeline = _simulated(schedule, schedule_config, cell_costs, machine)
-    return Plan(cells, pipeline, schedule_config, machine.memory_limit_bytes, timeline, machine.cores, machine.reserve)
+    timeline, limit_bytes = _simulated(schedule, schedule_config, cell_costs, machine), machine.memory_limit_bytes
+    bound = lower_bound_s(placement, pipeline.micro_batches, cell_costs, machine.link, memory, limit_bytes)
+    bound += max(sum(cost.update_s for cost in placement.on_stage(k, cell_costs)) for k in range(placement.stages))
+    return Plan(cells, pipeline, schedule_config, limit_bytes, timeline, bound, machine.cores, machine.reserve)
 
 
 def _pairs(cells: Sequence[CellCost], placement: CellPlacement) -> tuple[CellPair, ...]:

@@ -65,9 +65,9 @@ def _searched(start: Plan, costs: Sequence[LayerCost], bytes_per_param: float, m
         start.pipeline.micro_batches,
         [cell.cost for cell in start.cells],
         machine.link,
-        config.flow_control(stages),
         fit.stage_memories(ranges),
         machine.memory_limit_bytes,
+        machine.transport,
         [start.schedule],
     )
     if schedule is None or schedule == start.schedule:
