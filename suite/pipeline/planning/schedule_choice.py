@@ -51,7 +51,9 @@ def search_schedule(
     if pipeline.remat == "never":
         searched = [found for found in searched if not recomputes(found.schedule_config.rows)]
     found = min([plan, *searched], key=lambda one: one.step_s)
-    return replace(found, alternatives=plan.alternatives)
+    if found is plan or found.pipeline.schedule != "search":
+        return plan
+    return replace(found, alternatives=(*plan.alternatives, Alternative.of(found.pipeline, found)))
 
 
 def _searched(start: Plan, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine) -> Plan:

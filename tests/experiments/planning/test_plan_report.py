@@ -87,10 +87,11 @@ def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
     assert stages == list(range(6))
     assert layers == list(range(24))
     assert shared == 1  # the blocks between the ends are alike
-    table = lines[2 + 1 + len(matches) + 2 :]
-    assert lines[2 + 1 + len(matches) + 1].startswith("  100,000 steps of 1,024 tokens: ")
+    table = lines[2 + 1 + len(matches) + 3 :]
+    assert " above any schedule of these cells in this memory" in lines[2 + 1 + len(matches)]
+    assert lines[2 + 1 + len(matches) + 2].startswith("  100,000 steps of 1,024 tokens: ")
     assert table[0].split() == ["schedules", "that", "fit", "step", "largest", "stage", "forwards", "recomputed"]
-    assert len(table) == 1 + 5
+    assert len(table) == 1 + 8
     assert all(len(line) < 200 for line in lines)
 
 
@@ -101,6 +102,9 @@ def test_a_plan_tells_every_schedule_that_fits_and_marks_its_own(schedule: str) 
     planned = plan_workload(work, ROOMY, estimated_costs)
     found = planned.as_dict()["schedules"]
     names = {("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2)}
+    names |= {("zbv", 2), ("v_half", 2), ("v_min", 2)}
+    searched = [row for row in found if row["schedule"] == "search"]
+    found = [row for row in found if row not in searched]
     assert {(row["schedule"], row["virtual_stages"]) for row in found} == names
     assert len(found) == len(names)
     for row in found:
@@ -112,11 +116,11 @@ def test_a_plan_tells_every_schedule_that_fits_and_marks_its_own(schedule: str) 
         assert row["step_s"] == plan.step_s
         assert row["peak_bytes"] == max(cell.peak_bytes for cell in plan.cells)
         assert (row["recomputed"], row["forwards"]) == plan.recomputes
-    (chosen,) = [row for row in found if row["chosen"]]
+    (chosen,) = [row for row in (*found, *searched) if row["chosen"]]
     assert (chosen["schedule"], chosen["step_s"]) == (planned.as_dict()["schedule"], planned.step_s)
     assert schedule in ("auto", chosen["schedule"])
     (marked,) = [line for line in planned.lines() if line.endswith("<- this plan")]
-    assert marked.split()[0].strip(",") == chosen["schedule"]
+    assert marked.split()[0].strip(",") == ("found" if searched else chosen["schedule"])
 
 
 def between_1f1b_and_fill_drain(work: TranslationExperiment) -> Cluster:

@@ -19,7 +19,8 @@ from suite.settings import PipelineSettings
 from tests.suite.pipeline.planning import costs
 
 ROOMY = 1 << 50
-CHOICES = (("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2))
+ONE_CELL = (("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1))
+CHOICES = (*ONE_CELL, ("interleaved", 2), ("zero_bubble", 2), ("zbv", 2), ("v_half", 2), ("v_min", 2))
 unhurried = settings(deadline=None)
 
 
