@@ -22,31 +22,30 @@ from suite.settings import PipelineSettings
 from tests.suite.pipeline.torch_schedules import KINDS, dump
 
 CASES = (
-    ("t12_400m", 2, 8),
-    ("t12_400m", 4, 16),
-    ("t24_1_3b_wide", 2, 8),
-    ("t24_1_3b_wide", 8, 32),
-    ("t48_1_3b_deep", 4, 16),
-    ("t64_3b", 8, 32),
-    ("t128_6b", 16, 64),
-    ("amoebanet_imagenet", 4, 16),
-    ("transformer_103", 8, 32),
-    ("romance_strings", 2, 8),
+    ("t12_400m", 4, 16, "train.batch_tokens=31250"),
+    ("t24_1_3b_wide", 2, 8, "train.batch_tokens=15625"),
+    ("t24_1_3b_wide", 8, 32, "train.batch_tokens=62500"),
+    ("t48_1_3b_deep", 4, 16, "train.batch_tokens=31250"),
+    ("t64_3b", 8, 32, "train.batch_tokens=62500"),
+    ("t128_6b", 16, 64, "train.batch_tokens=125000"),
+    ("amoebanet_imagenet", 4, 16, "train.batch_images=256"),
+    ("transformer_103", 8, 32, ""),
+    ("romance_strings", 2, 8, ""),
 )
-"""Run, K, M."""
+"""Run, K, M, and the settings with which a micro-batch is as large as in the paper's run."""
 
 UNLIMITED_BYTES = 1 << 50
 
 
-def compare(name: str, stages: int, micro_batches: int):
+def compare(name: str, stages: int, micro_batches: int, settings: str):
     """Yields for each schedule of torch: its name, its step and largest stage, the step of auto in that memory."""
     given = f"pipeline.stages={stages} pipeline.replicas=1 pipeline.micro_batches={micro_batches}"
-    work = find(name).with_settings(f"{given} pipeline.schedule=1f1b pipeline.remat=never")
+    work = find(name).with_settings(f"{given} pipeline.schedule=1f1b pipeline.remat=never {settings}".strip())
     cluster = parse_cluster("16x8xH100", Cluster(1, GIB, "cpu"))
     found = estimated_costs(work, cluster)
     each, costs = bytes_per_parameter(work.optimizer, 1), found.costs
-    for kind, settings in torch_schedules(stages, micro_batches):
-        pipeline = PipelineSettings(stages=stages, micro_batches=micro_batches, remat="never", **settings)
+    for kind, schedule in torch_schedules(stages, micro_batches):
+        pipeline = PipelineSettings(stages=stages, micro_batches=micro_batches, remat="never", **schedule)
         try:
             theirs = make_plan(costs, pipeline, each, replace(found.machine, memory_limit_bytes=UNLIMITED_BYTES))
         except (PlanError, SettingError) as fault:
@@ -74,10 +73,10 @@ def torch_schedules(stages: int, micro_batches: int):
 def main(names: list[str]) -> None:
     print("| run | K | M | schedule of torch | its step, s | memory, GiB | auto, s | auto is faster by | auto took |")
     print("|---|---|---|---|---|---|---|---|---|")
-    for name, stages, micro_batches in CASES:
+    for name, stages, micro_batches, settings in CASES:
         if names and name not in names:
             continue
-        for kind, theirs_s, most, plan, fault in compare(name, stages, micro_batches):
+        for kind, theirs_s, most, plan, fault in compare(name, stages, micro_batches, settings):
             row = f"| `{name}` | {stages} | {micro_batches} | {kind} |"
             if plan is None:
                 print(f"{row} - | - | - | - | {fault} |", flush=True)

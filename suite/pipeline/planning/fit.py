@@ -135,11 +135,15 @@ class MemoryFit:
             raise PlanError(wrong)
         return ranges
 
+    def lightest_cut(self) -> tuple[int, ...]:
+        """Returns the layers of each cell whose heaviest cell is the lightest there is, whatever memory it needs."""
+        return tuple(partition(self._seconds, self._count))
+
     def _min_max_cells(self, limit_bytes: int) -> list[range]:
         seconds, count = self._seconds, self._count
         furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
         try:
-            lightest = cell_ranges(partition(seconds, count), len(seconds))
+            lightest = cell_ranges(self.lightest_cut(), len(seconds))
             # ``furthest_end`` is conservative; the most even partition may fit nevertheless
             if all(need <= limit_bytes for need in self.peaks(self._schedule, self.stage_memories(lightest))):
                 return lightest

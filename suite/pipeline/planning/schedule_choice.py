@@ -5,18 +5,20 @@ fastest schedule of each placement of the cells -> search from there, in the sam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
-from suite.pipeline.planning.plan import Alternative, Plan, assemble, candidates, try_schedule
+from suite.pipeline.planning.partition import cell_ranges
+from suite.pipeline.planning.plan import Alternative, Plan, assemble, candidates, cell_cost, try_schedule
 from suite.pipeline.planning.search import search
+from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import recomputes, rows_of
-from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import PipelineSettings
 
 
@@ -41,43 +43,60 @@ def search_schedule(
     """
     if pipeline.schedule != "auto" or pipeline.remat not in ("auto", "never") or pipeline.stages == 1:
         return plan
-    fastest: dict[tuple[int, tuple[int, ...]], Plan] = {}
-    for candidate in candidates(pipeline, len(costs)):
-        start = try_schedule(costs, candidate, bytes_per_param, machine)
-        if isinstance(start, Plan):
-            key = start.pipeline.virtual_stages, start.schedule_config.owners(pipeline.stages)
-            fastest[key] = min(start, fastest.get(key, start), key=lambda one: one.step_s)
-    searched = [_searched(start, costs, bytes_per_param, machine) for start in fastest.values()]
+    found = [plan]
+    for settings in _by_placement(pipeline, len(costs)):
+        without_recomputes = settings[0].model_copy(update={"remat": "never"})
+        lightest = MemoryFit(costs, without_recomputes, bytes_per_param, machine).lightest_cut()
+        outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in settings]
+        fitting = sorted((one for one in outcomes if isinstance(one, Plan)), key=lambda one: one.step_s)
+        for cut in dict.fromkeys([*(one.layers_per_cell for one in fitting[:1]), lightest]):
+            starts = [one.schedule for one in fitting if one.layers_per_cell == cut]
+            found += _searched(settings[0], cut, starts, costs, bytes_per_param, machine)
     if pipeline.remat == "never":
-        searched = [found for found in searched if not recomputes(found.schedule_config.rows)]
-    found = min([plan, *searched], key=lambda one: one.step_s)
-    if found is plan or found.pipeline.schedule != "search":
+        found = [one for one in found if not recomputes(one.schedule_config.rows)]
+    best = min(found, key=lambda one: one.step_s)
+    if best is plan:
         return plan
-    return replace(found, alternatives=(*plan.alternatives, Alternative.of(found.pipeline, found)))
+    return replace(best, alternatives=(*plan.alternatives, Alternative.of(best.pipeline, best)))
 
 
-def _searched(start: Plan, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine) -> Plan:
-    """Returns the plan that search finds for the cells of another one, or that plan if it finds none that is faster."""
-    ranges = [range(cell.begin, cell.end) for cell in start.cells]
-    fit = MemoryFit(costs, start.pipeline, bytes_per_param, machine)
-    stages, config = start.pipeline.stages, start.schedule_config
-    placement = config.placement(stages)
+def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[PipelineSettings]]:
+    """Returns the settings with each schedule, by where it places the cells."""
+    found: dict[tuple[int, tuple[int, ...]], list[PipelineSettings]] = {}
+    for candidate in candidates(pipeline, layers):
+        config = ScheduleConfig(candidate.schedule, virtual_stages=candidate.virtual_stages)
+        found.setdefault((config.virtual_stages, config.owners(pipeline.stages)), []).append(candidate)
+    return found.values()
+
+
+def _searched(
+    pipeline: PipelineSettings,
+    cut: tuple[int, ...],
+    starts: Sequence[Schedule],
+    costs: Sequence[LayerCost],
+    bytes_per_param: float,
+    machine: Machine,
+) -> Iterator[Plan]:
+    """Yields the plan that search finds for a cut of the layers, if it finds one that is none of ``starts``."""
+    ranges, stages = cell_ranges(cut, len(costs)), pipeline.stages
+    placement = ScheduleConfig(pipeline.schedule, virtual_stages=pipeline.virtual_stages).placement(stages)
     schedule = search(
         placement,
-        start.pipeline.micro_batches,
-        [cell.cost for cell in start.cells],
+        pipeline.micro_batches,
+        [cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))],
         machine.link,
-        fit.stage_memories(ranges),
+        MemoryFit(costs, pipeline, bytes_per_param, machine).stage_memories(ranges),
         machine.memory_limit_bytes,
         machine.transport,
-        [start.schedule],
+        starts,
     )
-    if schedule is None or schedule == start.schedule:
-        return start
+    if schedule is None or schedule in starts:
+        return
     rows = rows_of(schedule, placement)
-    searched = start.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
-    found = ScheduleConfig("search", (UNLIMITED,), config.virtual_stages, rows, config.transport)
-    try:
-        return assemble(costs, searched, fit, ranges, found, machine)
-    except PlanError:  # such as a circle of waits on NCCL, of which the search knows nothing
-        return start
+    searched = pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
+    # with the tensors that wait between two cells of a stage in this schedule
+    fit = MemoryFit(costs, searched.model_copy(update={"remat": "never"}), bytes_per_param, machine)
+    with suppress(PlanError):  # such as a circle of waits on NCCL, of which the search knows nothing
+        found = assemble(costs, searched, fit, ranges, fit.schedule_config, machine)
+        if all(cell.peak_bytes <= machine.memory_limit_bytes for cell in found.cells):
+            yield found
