@@ -42,21 +42,21 @@ def lower_bound_s(
     return max(bounds)
 
 
-class _LeastTimes:
-    """The least seconds of each cell's actions, before them (head) and after them (tail), by number.
+def least_seconds(cost: CellCost) -> tuple[float, float, float, float]:
+    """Returns the least seconds of a forward, what its graph adds, a backward, and what its weight gradients add."""
+    forward, backward = min(cost.forward_s, cost.recompute_s), min(cost.backward_s, cost.seconds("I", False))
+    return forward, cost.recompute_s - forward, backward, cost.backward_s - backward
 
-    Number i is the i-th to come, or from the end the i-th last, whichever micro-batch it is.
-    """
+
+class _LeastTimes:
+    """The least seconds before each cell's actions (head) and after them (tail), by number: i is the i-th to come, or
+    from the end the i-th last, whichever micro-batch it is."""
 
     def __init__(
         self, placement: CellPlacement, micro_batches: int, costs: Sequence[CellCost], links: Link | Links
     ) -> None:
-        cells, last, self.numbers = range(len(costs)), len(costs) - 1, range(micro_batches)
-        self.costs = costs
-        self.forward = [min(cost.forward_s, cost.recompute_s) for cost in costs]
-        self.graph = [cost.recompute_s - least for cost, least in zip(costs, self.forward, strict=True)]
-        self.backward = [min(cost.backward_s, cost.seconds("I", False)) for cost in costs]
-        self.weight_grad = [cost.backward_s - least for cost, least in zip(costs, self.backward, strict=True)]
+        cells, last, self.count, self.costs = range(len(costs)), len(costs) - 1, micro_batches, costs
+        self.least = [least_seconds(cost) for cost in costs]
 
         def message_s(source: int, target: int, size: int) -> float:
             if not placement.crosses(source, target):
@@ -68,59 +68,55 @@ class _LeastTimes:
         back = [message_s(at + 1, at, costs[at + 1].gradient_bytes) for at in cells[:-1]]
         self.round_trip = [0.0] * len(costs)
         """From the end of a forward to the end of its backward."""
+        self.forward_head, self.backward_tail, self.backward_head, self.forward_tail = (
+            [[0.0] * micro_batches for _ in costs] for _ in range(4)
+        )
+        for at, (forward, _, backward, weight_grad) in enumerate(self.least):
+            came, left = self.forward_head[at], [weight_grad * (i + 1) + backward * i for i in range(micro_batches)]
+            if at:
+                came = [head + self.least[at - 1][0] + there[at - 1] for head in self.forward_head[at - 1]]
+                before = [tail + self.least[at - 1][2] + back[at - 1] for tail in self.backward_tail[at - 1]]
+                left = list(map(max, left, before))
+            self.forward_head[at], self.backward_tail[at] = _in_turn(came, forward), _in_turn(left, backward)
         for at in reversed(cells):
-            later = there[at] + self.forward[at + 1] + self.round_trip[at + 1] + back[at] if at < last else 0.0
-            self.round_trip[at] = max(self.graph[at], later) + self.backward[at]
-        self.forward_head: list[list[float]] = []
-        self.backward_tail: list[list[float]] = []
-        for at in cells:
-            came = [head + self.forward[at - 1] + there[at - 1] for head in self.forward_head[-1]] if at else None
-            self.forward_head.append(self._in_turn(came, self.forward[at]))
-            left = [tail + self.backward[at - 1] + back[at - 1] for tail in self.backward_tail[-1]] if at else None
-            own_tail = [self.weight_grad[at] * (i + 1) + self.backward[at] * i for i in self.numbers]
-            self.backward_tail.append(self._in_turn(_later(left, own_tail), self.backward[at]))
-        self.backward_head: dict[int, list[float]] = {}
-        self.forward_tail: dict[int, list[float]] = {}
-        for at in reversed(cells):
-            own_stage = [cell for cell in cells if placement.stage_of(cell) == placement.stage_of(at)]
-            ready = [head + self.forward[at] + self.graph[at] for head in self.forward_head[at]]
-            first = self.forward_head[own_stage[0]][0]
-            all_forwards = sum(self.forward[cell] for cell in own_stage)
-            later_back = sum(self.backward[cell] for cell in own_stage if cell > at)
-            # before number i returns, this stage has run as many forwards, and the later cells' backwards
-            worked = [first + (i + 1) * (all_forwards + later_back) + i * self.backward[at] for i in self.numbers]
-            came = (
-                [head + self.backward[at + 1] + back[at] for head in self.backward_head[at + 1]] if at < last else None
-            )
-            self.backward_head[at] = self._in_turn(_later(_later(came, ready), worked), self.backward[at])
-            used = [self.graph[at] + self.backward[at] + tail for tail in self.backward_tail[at]]
-            left = (
-                [tail + self.forward[at + 1] + there[at] for tail in self.forward_tail[at + 1]] if at < last else None
-            )
-            self.forward_tail[at] = self._in_turn(_later(left, used), self.forward[at])
-
-    def _in_turn(self, arrivals: Sequence[float] | None, seconds: float) -> list[float]:
-        """Returns when each starts, one after the other."""
-        return list(accumulate(arrivals or [0.0 for _ in self.numbers], lambda start, at: max(start + seconds, at)))
+            forward, graph, backward, _ = self.least[at]
+            own = placement.on_stage(placement.stage_of(at), cells)
+            # before number i returns, its stage has run as many forwards, and backwards of its later cells
+            worked = sum(self.least[cell][0] for cell in own) + sum(self.least[cell][2] for cell in own if cell > at)
+            first = self.forward_head[own[0]][0]
+            ready = [
+                max(head + forward + graph, first + (i + 1) * worked + i * backward)
+                for i, head in enumerate(self.forward_head[at])
+            ]
+            used = [graph + backward + tail for tail in self.backward_tail[at]]
+            trip = graph
+            if at < last:
+                returned = [head + self.least[at + 1][2] + back[at] for head in self.backward_head[at + 1]]
+                passed = [tail + self.least[at + 1][0] + there[at] for tail in self.forward_tail[at + 1]]
+                ready, used = list(map(max, ready, returned)), list(map(max, used, passed))
+                trip = max(trip, there[at] + self.least[at + 1][0] + self.round_trip[at + 1] + back[at])
+            self.round_trip[at] = trip + backward
+            self.backward_head[at], self.forward_tail[at] = _in_turn(ready, backward), _in_turn(used, forward)
 
     def actions(self, own: Sequence[int]) -> list[tuple[float, float, float]]:
         """Returns head, seconds and tail of each action of a stage."""
         actions = []
         for at in own:
-            for i in self.numbers:
-                forward, backward = self.forward_head[at][i], self.backward_head[at][i]
+            forward, graph, backward, weight_grad = self.least[at]
+            for i, (begin, back) in enumerate(zip(self.forward_head[at], self.backward_head[at], strict=True)):
                 tail = self.backward_tail[at][-1 - i]
                 actions += [
-                    (forward, self.forward[at], self.forward_tail[at][-1 - i]),
-                    (forward + self.forward[at], self.graph[at], self.backward[at] + tail),
-                    (backward, self.backward[at], tail),
-                    (backward + self.backward[at], self.weight_grad[at], 0.0),
+                    (begin, forward, self.forward_tail[at][-1 - i]),
+                    (begin + forward, graph, backward + tail),
+                    (back, backward, tail),
+                    (back + backward, weight_grad, 0.0),
                 ]
         return actions
 
 
-def _later(one: Sequence[float] | None, other: Sequence[float]) -> list[float]:
-    return list(map(max, one or other, other))
+def _in_turn(arrivals: Sequence[float], seconds: float) -> list[float]:
+    """Returns when each starts, one after the other."""
+    return list(accumulate(arrivals, lambda start, arrival: max(start + seconds, arrival)))
 
 
 def _preemptive_s(actions: Sequence[tuple[float, float, float]]) -> float:
@@ -145,18 +141,29 @@ def _preemptive_s(actions: Sequence[tuple[float, float, float]]) -> float:
 
 def _memory_bound_s(times: _LeastTimes, own: Sequence[int], memory: Sequence[CellMemory], limit_bytes: int) -> float:
     """Returns the least time in which a stage runs its actions and the recomputes that its memory forces."""
-    count, first = len(times.numbers), own[0]
-    both = sum(times.forward[at] + times.graph[at] + times.backward[at] for at in own)
-    deferred = sum(times.weight_grad[at] for at in own)
-    busy = times.forward_head[first][0] + count * both + max(times.backward_tail[first][0], count * deferred)
-    low, high = busy, busy + count * sum(times.costs[at].forward_s for at in own)
-    room = _room_for_graphs(memory, limit_bytes)
+    count, first = times.count, own[0]
+    rows = [times.least[at] for at in own]
+    both, deferred = sum(sum(row[:3]) for row in rows), sum(row[3] for row in rows)
+    head, tail = times.forward_head[first][0], times.backward_tail[first][0]
+    busy = head + count * both + max(tail, count * deferred)
+    sizes = tuple(cell.input_bytes + cell.activation_bytes for cell in memory)
+    held = [times.round_trip[at] * size for at, size in zip(own, sizes, strict=True)]
+    forwards = [times.costs[at].forward_s for at in own]
+    room = _fullest(_room_for_graphs(memory, limit_bytes), sizes, count)
+
+    def recomputes_s(step_s: float) -> float:
+        """Returns the least seconds of forwards that run again in a step."""
+        seconds, excess = 0.0, count * sum(held) - room * max(0.0, step_s - head - tail)
+        for at in sorted((at for at in range(len(own)) if held[at]), key=lambda at: forwards[at] / held[at]):
+            number = min(count, max(0.0, excess / held[at]))
+            excess -= number * held[at]
+            seconds += number * forwards[at]
+        return seconds
+
+    low, high = busy, busy + count * sum(forwards)
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        if busy + _recomputes_s(times, own, memory, room, middle) > middle:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if busy + recomputes_s(middle) > middle else (low, middle)
     return low
 
 
@@ -169,47 +176,6 @@ def _room_for_graphs(memory: Sequence[CellMemory], limit_bytes: int) -> int:
         for cell in memory
     )
     return max(0, limit_bytes - always - backward)
-
-
-def _recomputes_s(
-    times: _LeastTimes, own: Sequence[int], memory: Sequence[CellMemory], room: int, step_s: float
-) -> float:
-    """Returns the least seconds of forwards that a stage runs again in a step, because its memory does not hold all
-    graphs for as long as they are needed; infinite if the inputs alone take too much."""
-    count, first = len(times.numbers), own[0]
-    window = step_s - times.forward_head[first][0] - times.forward[first] - times.backward_tail[first][0]
-    least = [count - _most_kept(times, at, cell, room, step_s) for at, cell in zip(own, memory, strict=True)]
-    seconds = [times.costs[at].forward_s for at in own]
-    sizes = tuple(cell.input_bytes + cell.activation_bytes for cell in memory)
-    trips = [times.round_trip[at] for at in own]
-    # only kept micro-batches, which fill the memory in whole graphs; then all micro-batches
-    kept = [trip * size for trip, size in zip(trips, sizes, strict=True)]
-    freed = [
-        cell.activation_bytes * (trip - times.backward[at]) for at, cell, trip in zip(own, memory, trips, strict=True)
-    ]
-    recomputes = 0.0
-    for saved, held in (kept, _fullest(room, sizes, count)), (freed, room):
-        excess = sum(count * each for each in kept) - held * max(0.0, window)
-        excess -= sum(number * each for number, each in zip(least, saved, strict=True))
-        total = sum(number * each for number, each in zip(least, seconds, strict=True))
-        for at in sorted((at for at in range(len(own)) if saved[at] > 0), key=lambda at: seconds[at] / saved[at]):
-            more = min(max(0.0, excess / saved[at]), count - least[at])
-            excess -= more * saved[at]
-            total += more * seconds[at]
-        recomputes = max(recomputes, total if excess <= 1e-6 * sum(kept) * count else float("inf"))
-    return recomputes
-
-
-def _most_kept(times: _LeastTimes, at: int, cell: CellMemory, room: int, step_s: float) -> int:
-    """Returns how many graphs of a cell can be kept in a step if its stage had no other: each of as many as fit at once
-    follows another when that has made its round trip, and they come and leave one by one."""
-    count, size = len(times.numbers), cell.input_bytes + cell.activation_bytes
-    if not size or not times.round_trip[at]:
-        return count
-    usable = step_s - times.forward_head[at][0] - times.forward[at] - times.backward_tail[at][0]
-    apart = times.forward[at] + times.backward[at]
-    seconds = sum(max(0.0, usable - apart * number) for number in range(min(count, room // size)))
-    return min(count, int(seconds / times.round_trip[at] + 1e-6))
 
 
 @lru_cache(maxsize=1024)

@@ -81,8 +81,7 @@ def search(
     below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
     if below * _EXACT > bound:
         found += _fastest_of_all(problem, below)
-    for partial in reversed(found):
-        schedule = partial.schedule()
+    for schedule in sorted((partial.schedule() for partial in found), key=step_s):
         if best is not None and step_s(schedule) >= step_s(best):
             break
         try:
@@ -223,7 +222,7 @@ def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tu
             last = partial.problem.micro_batches - cell.backwards <= policy.last_split[at]
             kinds = "IB" if last or cell.backwards < policy.first_split[at] else "BI"
         for each in kinds:
-            if partial.fits(each, at) and (each not in "FfR" or partial.leaves_room(each, at)):
+            if partial.fits(each, at, leaves_room=each in "FfR"):
                 return each, at, now
     return "", 0, known
 
@@ -242,7 +241,8 @@ def _fastest_of_all(problem: SchedulingProblem, below: float) -> list[PartialSch
         fronts: dict[object, list[tuple[list[float], float, float, PartialSchedule]]] = {}
         for clock, partial in level:
             for kind, at, start in _next_moves(partial, moves, clock):
-                after = partial.followed_by(kind, at, start)
+                after = partial.copy()
+                after.run(kind, at, start)
                 count += 1
                 least = after.least_end(start)
                 if least >= below * _EXACT:
