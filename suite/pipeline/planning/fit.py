@@ -16,7 +16,7 @@ from suite.pipeline.planning.communicators import p2p_communicators
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, MemoryModel
-from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
+from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule
@@ -138,6 +138,11 @@ class MemoryFit:
     def lightest_cut(self) -> tuple[int, ...]:
         """Returns the layers of each cell whose heaviest cell is the lightest there is, whatever memory it needs."""
         return tuple(partition(self._seconds, self._count))
+
+    def cut_with_even_stages(self) -> tuple[int, ...]:
+        """Returns one whose stages are more even, though its cells may be less so."""
+        owners = [self._placement.stage_of(cell) for cell in range(self._count)]
+        return tuple(with_even_stages(self.lightest_cut(), self._seconds, owners))
 
     def _min_max_cells(self, limit_bytes: int) -> list[range]:
         seconds, count = self._seconds, self._count

@@ -53,6 +53,32 @@ def partition(costs: Sequence[float], stages: int, furthest_end: Sequence[int] |
     return np.diff(_balance(cut, before, fits)).tolist()
 
 
+def with_even_stages(cells: Sequence[int], costs: Sequence[float], owners: Sequence[int]) -> list[int]:
+    """Returns the number of layers in each cell after moving single layers between neighbouring cells, as long as that
+    makes stages more even: the heaviest stage lighter, or as heavy and the sum of squares less.
+
+    ``owners`` are the stages of the cells. A stage of several cells may be even though its cells are not.
+    """
+
+    def unevenness(ends: Sequence[int]) -> tuple[float, float]:
+        loads = [0.0] * (1 + max(owners))
+        for owner, begin, end in zip(owners, ends, ends[1:], strict=False):
+            loads[owner] += before[end] - before[begin]
+        return max(loads), sum(load * load for load in loads)
+
+    before = [0.0, *accumulate(costs)]
+    ends = [0, *accumulate(cells)]
+    least, moved = unevenness(ends), True
+    while moved:
+        moved = False
+        for at in range(1, len(ends) - 1):
+            for step in (-1, 1):
+                tried = [*ends[:at], ends[at] + step, *ends[at + 1 :]]
+                if tried[at - 1] < tried[at] < tried[at + 1] and unevenness(tried) < least:
+                    ends, least, moved = tried, unevenness(tried), True
+    return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+
+
 def fewest_stages(furthest_end: Sequence[int]) -> int | None:
     """Returns the fewest fitting cells that cover all layers, or None when no number of cells does.
 

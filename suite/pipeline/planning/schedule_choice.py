@@ -46,10 +46,12 @@ def search_schedule(
     found = [plan]
     for settings in _by_placement(pipeline, len(costs)):
         without_recomputes = settings[0].model_copy(update={"remat": "never"})
-        lightest = MemoryFit(costs, without_recomputes, bytes_per_param, machine).lightest_cut()
+        fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
         outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in settings]
         fitting = sorted((one for one in outcomes if isinstance(one, Plan)), key=lambda one: one.step_s)
-        for cut in dict.fromkeys([*(one.layers_per_cell for one in fitting[:1]), lightest]):
+        for cut in dict.fromkeys(
+            [*(one.layers_per_cell for one in fitting[:1]), fit.lightest_cut(), fit.cut_with_even_stages()]
+        ):
             starts = [one.schedule for one in fitting if one.layers_per_cell == cut]
             found += _searched(settings[0], cut, starts, costs, bytes_per_param, machine)
     if pipeline.remat == "never":

@@ -17,6 +17,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import product
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
@@ -107,6 +108,8 @@ class _Policy:
     """and so many at the end."""
     order: tuple[tuple[tuple[str, int], ...], ...]
     """Of each stage: kinds and cells, the first choice first."""
+    drops: bool = False
+    """Whether a forward whose graph has no room runs without, to be recomputed; else it waits for room."""
     patience: float = 0.1
     """The share of an action's time for which a stage rather waits for a better choice that it knows will come."""
 
@@ -120,23 +123,32 @@ def _policies(problem: SchedulingProblem) -> Iterator[_Policy]:
     drains = tuple(min(count, math.ceil(sum(backward[:at]) / deferred[at])) if deferred[at] else 0 for at in cells)
     every = (count,) * len(cells)
     splits = [(every, every), ((0,) * len(cells), drains), (drains, drains)]
-    for fill in (1.0, 1.5, 2.0, 3.0, 0.75, 0.5, 0.25):
+    splits = splits if any(cost.split_s for cost in problem.costs) else splits[:1]
+    fills = (1.0, 1.5, 2.0, 3.0, 0.75, 0.5, 0.25)
+    is_tight = (False,) if all(problem.holds_all) else (False, True)
+    for drops, fill, weights_first in product(is_tight, fills, is_tight):
         ahead = tuple(max(1, min(count, math.ceil(fill * trip / (period or 1.0) * _EXACT))) for trip in trips)
-        for backwards_first in (True, False):
-            for step in (1, -1):
-                order = []
-                for own in problem.own:
-                    backwards = [("B", at) for at in own[::step]]
-                    forwards = [("F", at) for at in own[::-step]]
-                    choices = backwards + forwards if backwards_first else forwards + backwards
-                    order.append((*choices, *(("R", at) for at in own), *(("W", at) for at in own)))
-                for split in splits if any(cost.split_s for cost in problem.costs) else splits[:1]:
-                    yield _Policy(ahead, every, *split, tuple(order))
+        for backwards_first, step, split in product((True, False), (1, -1), splits):
+            order = tuple(_order(own, backwards_first, step, weights_first) for own in problem.own)
+            yield _Policy(ahead, every, *split, order, drops)
+
+
+def _order(own: Sequence[int], backwards_first: bool, step: int, weights_first: bool) -> tuple[tuple[str, int], ...]:
+    """Returns the order of a stage's choices; with a ``step`` of 1 backwards of its earlier cells and forwards of its
+    later ones first."""
+    backwards, forwards = [("B", at) for at in own[::step]], [("F", at) for at in own[::-step]]
+    choices = backwards + forwards if backwards_first else forwards + backwards
+    recomputes, weights = [("R", at) for at in own], [("W", at) for at in own]
+    return (*weights, *choices, *recomputes) if weights_first else (*choices, *recomputes, *weights)
 
 
 def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy:
     """Returns a policy that differs in one choice, of one cell or stage or of all."""
-    name = rng.choice(("ahead", "ahead", "ahead", "order", "order", "patience", "graphs", "first_split", "last_split"))
+    name = rng.choice(
+        ("ahead", "ahead", "ahead", "order", "order", "patience", "drops", "graphs", "first_split", "last_split")
+    )
+    if name == "drops":
+        return replace(policy, drops=not policy.drops)
     if name == "patience":
         return replace(policy, patience=rng.choice(_PATIENCE))
     values = getattr(policy, name)
@@ -217,7 +229,7 @@ def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tu
             continue
         kinds = kind
         if kind == "F":
-            kinds = "Ff" if cell.graphs < policy.graphs[at] else "f"
+            kinds = ("Ff" if policy.drops else "F") if cell.graphs < policy.graphs[at] else "f"
         elif kind == "B":
             last = partial.problem.micro_batches - cell.backwards <= policy.last_split[at]
             kinds = "IB" if last or cell.backwards < policy.first_split[at] else "BI"
