@@ -162,8 +162,8 @@ class PlanReport:
             f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
-            f"  step {in_seconds(self.step_s)}, at most {self.step_s / plan.lower_bound_s - 1:.1%} above any schedule of "
-            f"these cells in this memory",
+            f"  step {in_seconds(self.step_s)}, at most {plan.excess:.1%} above any schedule of these cells in this "
+            "memory",
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
             f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB"
             f"{_reserve_text(plan)}{self._process_text(largest)}",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ def with_even_stages(cells: Sequence[int], costs: Sequence[float], owners: Seque
                 tried = [*ends[:at], ends[at] + step, *ends[at + 1 :]]
                 if tried[at - 1] < tried[at] < tried[at + 1] and unevenness(tried) < least:
                     ends, least, moved = tried, unevenness(tried), True
-    return [end - begin for begin, end in zip(ends, ends[1:], strict=False)]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 def fewest_stages(furthest_end: Sequence[int]) -> int | None:

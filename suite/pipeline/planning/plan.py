@@ -106,6 +106,11 @@ class Plan:
         busy = sum(self.timeline.busy(stage) for stage in range(len(self.timeline.rows)))
         return max(self.timeline.seconds, busy * self.pipeline.replicas / self.cores)
 
+    @property
+    def excess(self) -> float:
+        """By which share the step may be longer than that of the fastest schedule of these cells in this memory."""
+        return self.step_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
+
     @cached_property
     def schedule(self) -> Schedule:
         """The actions of each stage."""

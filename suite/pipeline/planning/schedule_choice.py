@@ -5,7 +5,7 @@ fastest schedule of each placement of the cells -> search from there, in the sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
+from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.plan import Alternative, Plan, assemble, candidates, cell_cost, try_schedule
 from suite.pipeline.planning.search import search
@@ -20,6 +21,9 @@ from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import recomputes, rows_of
 from suite.settings import PipelineSettings
+
+LEAST_GAIN = 0.001
+"""The share of a step that a search must be able to save: a cut whose lower bound promises less is not searched."""
 
 
 def compare_schedules(
@@ -43,7 +47,7 @@ def search_schedule(
     """
     if pipeline.schedule != "auto" or pipeline.remat not in ("auto", "never") or pipeline.stages == 1:
         return plan
-    found = [plan]
+    best = plan
     for settings in _by_placement(pipeline, len(costs)):
         without_recomputes = settings[0].model_copy(update={"remat": "never"})
         fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
@@ -53,10 +57,10 @@ def search_schedule(
             [*(one.layers_per_cell for one in fitting[:1]), fit.lightest_cut(), fit.cut_with_even_stages()]
         ):
             starts = [one.schedule for one in fitting if one.layers_per_cell == cut]
-            found += _searched(settings[0], cut, starts, costs, bytes_per_param, machine)
-    if pipeline.remat == "never":
-        found = [one for one in found if not recomputes(one.schedule_config.rows)]
-    best = min(found, key=lambda one: one.step_s)
+            found = _searched(settings[0], cut, starts, costs, bytes_per_param, machine, best.step_s)
+            may_recompute = pipeline.remat == "auto"
+            if found is not None and (may_recompute or not recomputes(found.schedule_config.rows)):
+                best = min(best, found, key=lambda one: one.step_s)
     if best is plan:
         return plan
     return replace(best, alternatives=(*plan.alternatives, Alternative.of(best.pipeline, best)))
@@ -78,22 +82,21 @@ def _searched(
     costs: Sequence[LayerCost],
     bytes_per_param: float,
     machine: Machine,
-) -> Iterator[Plan]:
-    """Yields the plan that search finds for a cut of the layers, if it finds one that is none of ``starts``."""
+    below_s: float,
+) -> Plan | None:
+    """Returns the plan that search finds for a cut of the layers, if one may take less than ``below_s`` and it is none
+    of ``starts``."""
     ranges, stages = cell_ranges(cut, len(costs)), pipeline.stages
     placement = ScheduleConfig(pipeline.schedule, virtual_stages=pipeline.virtual_stages).placement(stages)
-    schedule = search(
-        placement,
-        pipeline.micro_batches,
-        [cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))],
-        machine.link,
-        MemoryFit(costs, pipeline, bytes_per_param, machine).stage_memories(ranges),
-        machine.memory_limit_bytes,
-        machine.transport,
-        starts,
-    )
+    cell_costs = [cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))]
+    memory = MemoryFit(costs, pipeline, bytes_per_param, machine).stage_memories(ranges)
+    given = placement, pipeline.micro_batches, cell_costs, machine.link, memory, machine.memory_limit_bytes
+    update = max(sum(cost.update_s for cost in placement.on_stage(k, cell_costs)) for k in range(stages))
+    if lower_bound_s(*given) + update > (1 - LEAST_GAIN) * below_s:
+        return None
+    schedule = search(*given, machine.transport, starts)
     if schedule is None or schedule in starts:
-        return
+        return None
     rows = rows_of(schedule, placement)
     searched = pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
     # with the tensors that wait between two cells of a stage in this schedule
@@ -101,4 +104,5 @@ def _searched(
     with suppress(PlanError):  # such as a circle of waits on NCCL, of which the search knows nothing
         found = assemble(costs, searched, fit, ranges, fit.schedule_config, machine)
         if all(cell.peak_bytes <= machine.memory_limit_bytes for cell in found.cells):
-            yield found
+            return found
+    return None
