@@ -55,6 +55,40 @@ def test_training_goes_on_while_a_save_is_written_and_the_state_is_that_of_the_s
     assert run_processes(goes_on, 1, str(tmp_path)) == [([OWNER], 5)]
 
 
+def outlives_its_save_point(rank, world, rendezvous, folder):
+    """Returns what is logged, what is restored while the save of step 1 is late, after it and after that of step 3, and
+    the steps that were given up."""
+    said, found, disk = [], [], Gated(folder)
+    one = Counting(rank, world, rendezvous, disk, log=said.append, deadline_s=0.1)
+    for step in (1, 2):
+        one.become(step)
+        one.saver.save(step, 0)
+        one.saver.wait()
+    found.append(restored(folder))
+    disk.open.set()
+    join_save(1)
+    found.append(restored(folder))
+    one.become(3)
+    one.saver.save(3, 0)
+    join_save(3)
+    found.append(restored(folder))
+    return said, found, one.failed
+
+
+def join_save(step):
+    """Waits for the thread of a save: the deadline of a save point could pass on a busy machine."""
+    for thread in threading.enumerate():
+        if thread.name == f"save of step {step}":
+            thread.join(60)
+
+
+def test_a_save_that_outlives_its_save_point_is_published_and_no_other_begins_before_it_has_ended(tmp_path):
+    ((said, found, failed),) = run_processes(outlives_its_save_point, 1, str(tmp_path))
+    assert (found, failed) == ([0, 1, 3], [1, 2])
+    assert "the checkpoint of step 1 was not written (replica 0, stage 0: not done within 0 s)" in said[0]
+    assert "still busy with the save of step 1" in said[1]
+
+
 def limit(size):
     """Every write beyond ``size`` bytes of a file fails in this process, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
