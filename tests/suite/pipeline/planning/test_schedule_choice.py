@@ -1,0 +1,105 @@
+"""Plans whose schedule was searched: never slower than the named schedules, within the memory, and they run as saved."""
+
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suite.errors import PlanError
+from suite.pipeline.model.cells import CellPlacement, v_shaped
+from suite.pipeline.planning.devices import Machine
+from suite.pipeline.planning.partition import with_even_stages
+from suite.pipeline.planning.plan import make_plan
+from suite.pipeline.planning.schedule_choice import search_schedule
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.csv_file import parse_rows, recomputes, rows_of
+from suite.settings import PipelineSettings
+from tests.suite.pipeline.planning.test_auto import ROOMY, layer, layers
+
+
+def chosen(costs, room, **pipeline):
+    """Returns the plan of auto, and the one that search makes of it."""
+    asked = costs, PipelineSettings(schedule="auto", **pipeline), 1.0, Machine(memory_limit_bytes=room)
+    plan = make_plan(*asked)
+    return plan, search_schedule(plan, *asked)
+
+
+@settings(deadline=None, max_examples=25)
+@given(layers, st.integers(2, 4), st.integers(1, 6), st.sampled_from(["never", "auto"]), st.integers(2_000, 2_000_000))
+def test_a_searched_plan_is_not_slower_and_fits(costs, stages, micro_batches, remat, room):
+    asked = {"stages": min(stages, len(costs)), "micro_batches": micro_batches, "remat": remat}
+    try:
+        plan, searched = chosen(costs, (1 << 20) + room, **asked)
+    except PlanError:
+        return
+    assert searched.lower_bound_s <= searched.step_s <= plan.step_s
+    assert all(cell.peak_bytes <= searched.memory_limit_bytes for cell in searched.cells)
+    if searched.pipeline.schedule != "search":
+        assert searched is plan
+        return
+    assert remat == "auto" or searched.recomputes[0] == 0
+    config = searched.schedule_config
+    placement = CellPlacement(asked["stages"], config.owners(asked["stages"]))
+    assert rows_of(parse_rows(config.rows), placement) == config.rows
+    assert searched.alternatives[-1].is_of(searched.pipeline)
+
+
+UNEVEN = [layer(weight, split_s=0.0) for weight in (3, 1, 1, 4, 1, 2, 2, 1, 3, 1)]
+
+
+def test_a_searched_plan_is_planned_again_from_what_was_saved():
+    _, searched = chosen(UNEVEN, ROOMY, stages=2, micro_batches=6, remat="auto")
+    assert searched.pipeline.schedule == "search"
+    cells = {"layers_per_cell": searched.layers_per_cell}
+    again = make_plan(UNEVEN, searched.pipeline.model_copy(update=cells), 1.0, Machine(memory_limit_bytes=ROOMY))
+    assert (again.step_s, again.schedule) == (searched.step_s, searched.schedule)
+
+
+def test_what_is_not_left_to_the_plan_is_not_searched():
+    asked = {"stages": 2, "micro_batches": 6}
+    for given_settings in ({"schedule": "1f1b"}, {"schedule": "auto", "remat": "always"}):
+        pipeline = PipelineSettings(**asked, **given_settings)
+        plan = make_plan(UNEVEN, pipeline, 1.0, Machine(memory_limit_bytes=ROOMY))
+        assert search_schedule(plan, UNEVEN, pipeline, 1.0, Machine(memory_limit_bytes=ROOMY)) is plan
+
+
+def test_the_name_of_a_searched_schedule_is_no_request():
+    with pytest.raises(PlanError, match=r"use pipeline\.schedule=auto to have it searched"):
+        make_plan(UNEVEN, PipelineSettings(stages=2, schedule="search"), 1.0, Machine(memory_limit_bytes=ROOMY))
+
+
+def test_rows_with_recomputes_are_taken_as_they_are():
+    rows = "0F0 0F1 0R0 0B0 0R1 0B1", "1F0 1B0 1F1 1B1"
+    assert recomputes(rows)
+    pipeline = PipelineSettings(stages=2, micro_batches=2, schedule="csv", schedule_rows=rows)
+    for remat in ("always", "except_last", "never", "auto"):
+        plan = make_plan(UNEVEN, pipeline.model_copy(update={"remat": remat}), 1.0, Machine(memory_limit_bytes=ROOMY))
+        assert plan.recomputes == (2, 4)
+
+
+def test_an_evaluation_of_more_micro_batches_than_a_file_has_begins_anew():
+    config = ScheduleConfig("csv", rows=("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"))
+    for actions in config.actions(2, 5, train=False):
+        assert [str(action) for action in actions] == ["F0", "F1", "F2", "F3", "F4"]
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=4, max_size=12), st.sampled_from([v_shaped(2), (0, 1, 0, 1), (0, 0, 1, 1)])
+)
+def test_moving_layers_makes_stages_more_even_and_no_single_move_more_so(costs, owners):
+    def loads(cells):
+        ends = [sum(cells[:at]) for at in range(len(cells) + 1)]
+        found = [0, 0]
+        for owner, begin, end in zip(owners, ends, ends[1:], strict=False):
+            found[owner] += sum(costs[begin:end])
+        return max(found), sum(load * load for load in found)
+
+    begun = [1, 1, 1, len(costs) - 3]
+    cells = with_even_stages(begun, costs, owners)
+    assert sum(cells) == len(costs)
+    assert min(cells) >= 1
+    assert loads(cells) <= loads(begun)
+    for at in range(3):
+        for step in (-1, 1):
+            moved = [*cells[:at], cells[at] + step, cells[at + 1] - step, *cells[at + 2 :]]
+            assert min(moved) < 1 or loads(moved) >= loads(cells)
