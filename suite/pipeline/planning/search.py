@@ -30,13 +30,12 @@ from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.validate import validate
 
-ACTIONS_PER_S = 100_000
-"""Actions that a policy plays in a second of one core of 2020."""
+ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 10_000
+"""The work of a second: on one core of 2020, actions of policies, and partial schedules of small pipelines."""
 
 MAX_POLICIES = 400
-MAX_PARTIAL_SCHEDULES = 20_000
-MAX_FRONT = 600
-"""The most partial schedules with equally many actions. With fewer, the search is exact."""
+MAX_CELLS_OF_ALL_SCHEDULES = 18
+"""The most cells times micro-batches of a pipeline whose schedules are all tried."""
 
 _PATIENCE = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0)
 _EXACT = 1 - 1e-9
@@ -58,8 +57,8 @@ def search(
     (``peak_bytes``), by the step time of ``simulate``; None if none is found. It is never slower than any of ``starts``
     that fits.
 
-    ``memory`` has the cells of each stage. The work is what takes ``seconds`` at ACTIONS_PER_S, or less. Raises
-    SettingError for no time.
+    ``memory`` has the cells of each stage, ``flow`` follows from ``transport``. The work is what takes ``seconds`` at
+    ACTIONS_PER_S, or less. Raises SettingError for no time.
     """
     if seconds <= 0:
         raise SettingError(f"the search for a schedule has {seconds} s; it needs more than 0")
@@ -80,8 +79,8 @@ def search(
     policies = min(MAX_POLICIES, int(seconds * ACTIONS_PER_S / (3 * len(costs) * micro_batches)))
     found = _climb(problem, bound, max(1, policies), random.Random(seed))
     below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
-    if below * _EXACT > bound:
-        found += _fastest_of_all(problem, below)
+    if below * _EXACT > bound and len(costs) * micro_batches <= MAX_CELLS_OF_ALL_SCHEDULES:
+        found += _fastest_of_all(problem, below, int(seconds * PARTIAL_SCHEDULES_PER_S))
     for schedule in sorted((partial.schedule() for partial in found), key=step_s):
         if best is not None and step_s(schedule) >= step_s(best):
             break
@@ -239,8 +238,9 @@ def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tu
     return "", 0, known
 
 
-def _fastest_of_all(problem: SchedulingProblem, below: float) -> list[PartialSchedule]:
-    """Returns schedules that take less than ``below``, the fastest last: the fastest of all, unless the limits end it.
+def _fastest_of_all(problem: SchedulingProblem, below: float, most: int) -> list[PartialSchedule]:
+    """Returns schedules that take less than ``below``, the fastest last: the fastest of all, unless ``most`` partial
+    ones are too few. Then it follows those that may end soonest.
 
     actions   0     1     2           all schedules grow by one action at a time, in the order of their starts; of
               .---- F0 -- F1 ---      those that have done the same, one that is later in nothing makes the others
@@ -249,7 +249,7 @@ def _fastest_of_all(problem: SchedulingProblem, below: float) -> list[PartialSch
     found: list[PartialSchedule] = []
     moves = _useful_moves(problem)
     level, count = [(0.0, PartialSchedule(problem))], 0
-    while level and count < MAX_PARTIAL_SCHEDULES:
+    while level and count < most:
         fronts: dict[object, list[tuple[list[float], float, float, PartialSchedule]]] = {}
         for clock, partial in level:
             for kind, at, start in _next_moves(partial, moves, clock):
@@ -270,7 +270,7 @@ def _fastest_of_all(problem: SchedulingProblem, below: float) -> list[PartialSch
                 front[:] = [other for other in front if not all(map(float.__le__, times, other[0]))]
                 front.append((times, least, start, after))
         ranked = sorted((each for front in fronts.values() for each in front), key=lambda each: (each[1], each[0]))
-        level = [(start, after) for _, _, start, after in ranked[:MAX_FRONT]]
+        level = [(start, after) for _, _, start, after in ranked[: most // 20]]
     return found
 
 
