@@ -1,4 +1,4 @@
-"""Plans whose schedule was searched: never slower than the named schedules, within the memory, and they run as saved."""
+"""Searched plans: never slower than the named schedules, within the memory, and they run as saved."""
 
 
 import pytest
