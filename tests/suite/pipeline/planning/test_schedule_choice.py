@@ -1,6 +1,5 @@
 """Searched plans: never slower than the named schedules, within the memory, and they run as saved."""
 
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
