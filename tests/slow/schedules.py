@@ -1,23 +1,34 @@
 """``python -m tests.slow.schedules [NAME ...]``: schedule=auto beside the schedules of torch, in the memory that each
 of them takes. Simulated, from costs estimated for H100s on 16 nodes of 8.
 
+``python -m tests.slow.schedules front``: published schedules in equal units, beside what search finds in their memory.
+
 Each schedule of torch gets the most even cut of the layers for its cells; auto gets the memory of its fullest stage.
 """
 
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.planner import estimated_costs
 from experiments.registry import find
 from suite.errors import PlanError, SettingError
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.schedule_choice import search_schedule
+from suite.pipeline.planning.search import search
+from suite.pipeline.planning.simulate import CellCost, Link, simulate
+from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
+from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import PipelineSettings
 from tests.suite.pipeline.torch_schedules import KINDS, dump
 
@@ -70,7 +81,57 @@ def torch_schedules(stages: int, micro_batches: int):
             yield kind, {"schedule": "csv", "schedule_rows": rows, "virtual_stages": 2}
 
 
+def front(stages: int, micro_batches: int):
+    """Yields for each published schedule, in units of time of half a stage (F = I = W = 1): its name, its idle units,
+    the micro-batches that its fullest stage holds, and the idle units of the searched schedule that holds no more."""
+    for name, cells in PUBLISHED:
+        config = ScheduleConfig(name, (UNLIMITED,), cells)
+        placement, schedule = config.placement(stages), config.actions(stages, micro_batches)
+        costs, memory = units(placement, cells)
+        flow = config.flow_control(stages)
+        limit = max(peak_bytes(actions, *own, flow=flow) for actions, own in zip(schedule, memory, strict=True))
+        theirs = simulate(schedule, costs, flow=flow, owners=placement.owners).seconds
+        ours = []
+        for other, own_cells in (("1f1b", 1), ("interleaved", 2), ("zbv", 2)):
+            place = ScheduleConfig(other, virtual_stages=own_cells).placement(stages)
+            starts = [schedule] if place == placement and own_cells == cells else []
+            given = (*units(place, own_cells), limit)
+            found = search(place, micro_batches, given[0], Link(), given[1], given[2], starts=starts)
+            if found is not None:
+                ours.append(simulate(found, given[0], flow=flow, owners=place.owners).seconds)
+        work = 6 * micro_batches
+        held = max(map(held_micro_batches, schedule)) / cells
+        yield name, theirs - work, held, min(ours) - work
+
+
+def units(placement: CellPlacement, cells: int):
+    """Returns the costs and the memory of the cells, where a cell holds as many bytes as it has halves of a stage."""
+    size = 2 // cells
+    cost = CellCost(size, size, 2 * size, weight_grad_s=size)
+    memory = CellMemory(0, size, 0, 0, 0, 0, 0, 0, 0, 0)
+    return [cost] * (cells * placement.stages), [[memory] * cells] * placement.stages
+
+
+def held_micro_batches(actions: Sequence[Action]) -> int:
+    """Returns the most cells that a stage holds a micro-batch of at once, from F to B or W."""
+    return max(accumulate((action.kind == "F") - (action.kind in "BW") for action in actions))
+
+
+PUBLISHED = (("1f1b", 1), ("zero_bubble", 1), ("zbv", 2), ("v_half", 2), ("v_min", 2))
+
+
+def print_front() -> None:
+    print("| K | M | schedule | holds micro-batches | idle units | searched in that memory: idle units |")
+    print("|---|---|---|---|---|---|")
+    for stages, micro_batches in ((4, 8), (4, 16), (8, 16), (8, 32), (16, 64)):
+        for name, theirs, held, ours in front(stages, micro_batches):
+            print(f"| {stages} | {micro_batches} | {name} | {held:g} | {theirs:g} | {ours:g} |", flush=True)
+
+
 def main(names: list[str]) -> None:
+    if names == ["front"]:
+        print_front()
+        return
     print("| run | K | M | schedule of torch | its step, s | memory, GiB | auto, s | auto is faster by | auto took |")
     print("|---|---|---|---|---|---|---|---|---|")
     for name, stages, micro_batches, settings in CASES:
