@@ -34,8 +34,8 @@ ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 10_000
 """The work of a second: on one core of 2020, actions of policies, and partial schedules of small pipelines."""
 
 MAX_POLICIES = 400
-MAX_CELLS_OF_ALL_SCHEDULES = 18
-"""The most cells times micro-batches of a pipeline whose schedules are all tried."""
+SMALL_CELLS, SMALL_MICRO_BATCHES = 6, 3
+"""The largest pipeline whose schedules are all tried."""
 
 _PATIENCE = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0)
 _EXACT = 1 - 1e-9
@@ -79,7 +79,8 @@ def search(
     policies = min(MAX_POLICIES, int(seconds * ACTIONS_PER_S / (3 * len(costs) * micro_batches)))
     found = _climb(problem, bound, max(1, policies), random.Random(seed))
     below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
-    if below * _EXACT > bound and len(costs) * micro_batches <= MAX_CELLS_OF_ALL_SCHEDULES:
+    is_small = len(costs) <= SMALL_CELLS and micro_batches <= SMALL_MICRO_BATCHES
+    if below * _EXACT > bound and is_small:
         found += _fastest_of_all(problem, below, int(seconds * PARTIAL_SCHEDULES_PER_S))
     for schedule in sorted((partial.schedule() for partial in found), key=step_s):
         if best is not None and step_s(schedule) >= step_s(best):
