@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +258,9 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
     )
     for k, stage in enumerate(plan.cells):
         size, own = stage.end - stage.begin, stages[k]
-        following = plan.cells[k + 1] if virtual_stages[k : k + 2] == [virtual_stages[k]] * 2 else None
+        following = None
+        if virtual_stages[k : k + 2] == [virtual_stages[k]] * 2 and _goes_on(stages[first : k + 2]):
+            following = plan.cells[k + 1]
         if following is not None and (following.end - following.begin, following.cost) == (size, stage.cost):
             continue
         name = f"stage {own}" if first == k else f"stages {stages[first]}-{own}"
@@ -272,6 +275,12 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
             f"{stage.peak_bytes / GIB:.2f} GiB"
         )
         first = k + 1
+
+
+def _goes_on(stages: Sequence[int]) -> bool:
+    """Whether each stage follows the one before it, or each precedes it."""
+    steps = {after - before for before, after in pairwise(stages)}
+    return steps in ({1}, {-1})
 
 
 def in_seconds(value: float) -> str:

@@ -143,8 +143,9 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
     if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
         return chosen
     config = plan["schedule_config"]
-    rows = {"schedule_rows": tuple(config["rows"]) or None}
-    schedule = {"schedule": config["schedule"], "virtual_stages": config["virtual_stages"], **rows}
+    schedule = {"schedule": config["schedule"], "virtual_stages": config["virtual_stages"]}
+    if config["schedule"] == "search":  # it was found for these cells
+        schedule |= {"schedule_rows": tuple(config["rows"]), "layers_per_cell": tuple(plan["cells"])}
     return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=schedule)})
 
 

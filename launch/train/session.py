@@ -199,6 +199,8 @@ def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
     write_atomically(run.plan, "\n".join(planned.lines()) + "\n")
     if rows := planned.plan.schedule_config.rows:
         write_atomically(run.schedule, "\n".join(rows).replace(" ", ",") + "\n")
+    else:
+        run.schedule.unlink(missing_ok=True)
 
 
 def _run_plan(planned: PlanReport, log: Log) -> RunPlan:

@@ -143,7 +143,8 @@ class WatchView:
         """Returns the planned schedule; for a pipeline that has shrunk since, one with the same actions but no
         recomputes: the grid then shows recomputes without their neighbours."""
         with suppress(RunFileError, OSError):  # it is written once the workers have started
-            if RunData(self.run).plan.get("K") == attempt.fields["K"]:
+            plan = RunData(self.run).plan
+            if (plan.get("K"), plan.get("M")) == (attempt.fields["K"], attempt.fields["M"]):
                 return RunPlan.read(self.run.plan_record).schedule_config
         return ScheduleConfig("fill_drain", (0,))
 

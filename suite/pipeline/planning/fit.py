@@ -62,12 +62,14 @@ class MemoryFit:
             raise PlanError(wrong)
         return ranges
 
-    def stage_memories(self, ranges: Sequence[range]) -> list[list[CellMemory]]:
-        """Returns the memory of each stage's cells; the process and its communicators count with its
-        first cell. On a CPU the whole mini-batch is always in the memory of stage 0."""
-        memory = [self.memory_model.in_partition(ranges, at) for at in range(len(ranges))]
+    def stage_memories(self, ranges: Sequence[range], with_waiting: bool = True) -> list[list[CellMemory]]:
+        """Returns the memory of each stage's cells; the process and its communicators count with its first cell. On a
+        CPU the whole mini-batch is always in the memory of stage 0. Without ``with_waiting`` what waits for its turn
+        does not count: no schedule needs less."""
+        model = self.memory_model if with_waiting else self.memory_model.without_waiting()
+        memory = [model.in_partition(ranges, at) for at in range(len(ranges))]
         if self._machine.cores is not None:
-            waiting_bytes = self.memory_model.in_flight.waiting_micro_batches * memory[0].input_bytes
+            waiting_bytes = model.in_flight.waiting_micro_batches * memory[0].input_bytes
             memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting_bytes)
         once, memories = self._machine.process_bytes + UNCOUNTED_BYTES, []
         for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
@@ -140,7 +142,7 @@ class MemoryFit:
         return tuple(partition(self._seconds, self._count))
 
     def cut_with_even_stages(self) -> tuple[int, ...]:
-        """Returns one whose stages are more even, though its cells may be less so."""
+        """Returns the lightest cut after layers have moved to where they make stages more even."""
         owners = [self._placement.stage_of(cell) for cell in range(self._count)]
         return tuple(with_even_stages(self.lightest_cut(), self._seconds, owners))
 

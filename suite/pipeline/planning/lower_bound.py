@@ -22,6 +22,9 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.simulate import CellCost, Link, Links
 from suite.pipeline.planning.stage_memory import CellMemory
 
+MOST_WAYS = 10_000
+"""Of filling a stage's memory with graphs of its cells, that the bound tries."""
+
 
 def lower_bound_s(
     placement: CellPlacement,
@@ -180,7 +183,11 @@ def _room_for_graphs(memory: Sequence[CellMemory], limit_bytes: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _fullest(room: int, sizes: tuple[int, ...], count: int) -> int:
-    """Returns the most bytes of whole graphs that fit."""
+    """Returns the most bytes of whole graphs that fit; where there are many ways to fill the room, simply the room."""
+    if count * sum(sizes) <= room:
+        return count * sum(sizes)
+    if (count + 1) ** len(sizes) > MOST_WAYS:
+        return room
     if not sizes:
         return 0
     most = min(count, room // sizes[0]) if sizes[0] else 0

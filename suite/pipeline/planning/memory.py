@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -89,6 +90,12 @@ class MemoryModel:
         self._grad_peak = _RangeMaximum(output_gradients + duplicates)
         self._far = _RangeMaximum(self._summed(self._max_far_activations)[1:])
         self._far_back = self._summed(self._max_far_gradients)
+
+    def without_waiting(self) -> MemoryModel:
+        """Returns the model of a schedule in which nothing waits between two cells of a stage or before the first."""
+        model, nothing = copy(self), dict.fromkeys(self.in_flight.waiting, (0, 0))
+        model.in_flight = replace(self.in_flight, inputs=self._micro_batches, waiting=nothing)
+        return model
 
     def in_partition(self, cells: Sequence[range], k: int) -> CellMemory:
         """Returns the bytes of one of these cells. A skip to another cell of the same stage needs no message."""

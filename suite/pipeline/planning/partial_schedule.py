@@ -33,8 +33,10 @@ class SchedulingProblem:
         flow: FlowControl,
         memory: Sequence[Sequence[CellMemory]],
         limit_bytes: int,
+        may_recompute: bool = True,
     ) -> None:
         self.placement, self.micro_batches, self.costs, self.flow = placement, micro_batches, costs, flow
+        self.may_recompute = may_recompute
         self.owner = [placement.stage_of(cell) for cell in range(len(costs))]
         self.own = [tuple(placement.on_stage(k, range(len(costs)))) for k in range(placement.stages)]
         self.memory = [memory[k][self.own[k].index(cell)] for cell, k in enumerate(self.owner)]

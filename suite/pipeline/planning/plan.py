@@ -21,7 +21,7 @@ from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
-from suite.pipeline.planning.lower_bound import lower_bound_s
+from suite.pipeline.planning.lower_bound import least_seconds, lower_bound_s
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.planning.skip_costs import message_costs
 from suite.pipeline.schedule.action import Schedule
@@ -114,7 +114,7 @@ class Plan:
     @property
     def excess(self) -> float:
         """By which share the step may be longer than that of the fastest schedule of these cells in this memory."""
-        return self.step_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
+        return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s else 0.0
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -294,9 +294,27 @@ def assemble(
         for at, cell in enumerate(ranges)
     )
     timeline, limit_bytes = _simulated(schedule, schedule_config, cell_costs, machine), machine.memory_limit_bytes
-    bound = lower_bound_s(placement, pipeline.micro_batches, cell_costs, machine.link, memory, limit_bytes)
-    bound += max(sum(cost.update_s for cost in placement.on_stage(k, cell_costs)) for k in range(placement.stages))
+    bound = step_lower_bound_s(placement, pipeline, cell_costs, fit, ranges, machine)
     return Plan(cells, pipeline, schedule_config, limit_bytes, timeline, bound, machine.cores, machine.reserve)
+
+
+def step_lower_bound_s(
+    placement: CellPlacement,
+    pipeline: PipelineSettings,
+    cell_costs: Sequence[CellCost],
+    fit: MemoryFit,
+    ranges: Sequence[range],
+    machine: Machine,
+) -> float:
+    """Returns a lower bound in seconds for a step with any schedule of these cells, the update included; where workers
+    share cores, at least their work over the cores."""
+    count, memory = pipeline.micro_batches, fit.stage_memories(ranges, with_waiting=False)
+    updates = [sum(cost.update_s for cost in placement.on_stage(k, cell_costs)) for k in range(placement.stages)]
+    bound = lower_bound_s(placement, count, cell_costs, machine.link, memory, machine.memory_limit_bytes) + max(updates)
+    if machine.cores is None:
+        return bound
+    work = count * sum(sum(least_seconds(cost)) for cost in cell_costs) + sum(updates)
+    return max(bound, work * pipeline.replicas / machine.cores)
 
 
 def _pairs(cells: Sequence[CellCost], placement: CellPlacement) -> tuple[CellPair, ...]:

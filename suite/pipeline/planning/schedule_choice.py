@@ -13,13 +13,20 @@ from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
-from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.planning.plan import Alternative, Plan, assemble, candidates, cell_cost, try_schedule
+from suite.pipeline.planning.plan import (
+    Alternative,
+    Plan,
+    assemble,
+    candidates,
+    cell_cost,
+    step_lower_bound_s,
+    try_schedule,
+)
 from suite.pipeline.planning.search import search
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.csv_file import recomputes, rows_of
+from suite.pipeline.schedule.csv_file import rows_of
 from suite.settings import PipelineSettings
 
 LEAST_GAIN = 0.001
@@ -53,14 +60,13 @@ def search_schedule(
         fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
         outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in settings]
         fitting = sorted((one for one in outcomes if isinstance(one, Plan)), key=lambda one: one.step_s)
-        for cut in dict.fromkeys(
-            [*(one.layers_per_cell for one in fitting[:1]), fit.lightest_cut(), fit.cut_with_even_stages()]
-        ):
+        cuts = [one.layers_per_cell for one in fitting[:1]]
+        if pipeline.layers_per_cell is None:
+            cuts += [fit.lightest_cut(), fit.cut_with_even_stages()]
+        for cut in dict.fromkeys(cuts):
             starts = [one.schedule for one in fitting if one.layers_per_cell == cut]
             found = _searched(settings[0], cut, starts, costs, bytes_per_param, machine, best.step_s)
-            may_recompute = pipeline.remat == "auto"
-            if found is not None and (may_recompute or not recomputes(found.schedule_config.rows)):
-                best = min(best, found, key=lambda one: one.step_s)
+            best = min(best, found or best, key=lambda one: one.step_s)
     if best is plan:
         return plan
     return replace(best, alternatives=(*plan.alternatives, Alternative.of(best.pipeline, best)))
@@ -89,12 +95,12 @@ def _searched(
     ranges, stages = cell_ranges(cut, len(costs)), pipeline.stages
     placement = ScheduleConfig(pipeline.schedule, virtual_stages=pipeline.virtual_stages).placement(stages)
     cell_costs = [cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))]
-    memory = MemoryFit(costs, pipeline, bytes_per_param, machine).stage_memories(ranges)
-    given = placement, pipeline.micro_batches, cell_costs, machine.link, memory, machine.memory_limit_bytes
-    update = max(sum(cost.update_s for cost in placement.on_stage(k, cell_costs)) for k in range(stages))
-    if lower_bound_s(*given) + update > (1 - LEAST_GAIN) * below_s:
+    memory_fit = MemoryFit(costs, pipeline, bytes_per_param, machine)
+    if step_lower_bound_s(placement, pipeline, cell_costs, memory_fit, ranges, machine) > (1 - LEAST_GAIN) * below_s:
         return None
-    schedule = search(*given, machine.transport, starts)
+    given = placement, pipeline.micro_batches, cell_costs, machine.link, memory_fit.stage_memories(ranges)
+    may_recompute = pipeline.remat != "never"
+    schedule = search(*given, machine.memory_limit_bytes, machine.transport, starts, may_recompute)
     if schedule is None or schedule in starts:
         return None
     rows = rows_of(schedule, placement)

@@ -4,8 +4,8 @@
 
 A policy plays all stages: a free stage runs the first action in its order of priority that its limits, its messages and
 its memory allow. The climb begins with the fastest of a family: run-ahead limits in multiples of what fills the
-pipeline, as 1F1B has them, backwards or forwards first, the later or the earlier cell first. What is left of the gap to
-the lower bound small pipelines close exactly (``_fastest_of_all``).
+pipeline, as 1F1B has them, backwards or forwards first, the later or the earlier cell first. For
+small pipelines all schedules are tried (``_fastest_of_all``).
 
 All work is counted, so a seed finds the same schedule on every machine.
 """
@@ -50,6 +50,7 @@ def search(
     limit_bytes: int,
     transport: TransportName = "gloo",
     starts: Sequence[Schedule] = (),
+    may_recompute: bool = True,
     seconds: float = 10.0,
     seed: int = 0,
 ) -> Schedule | None:
@@ -74,7 +75,7 @@ def search(
         return all(peak <= limit_bytes for peak in peaks)
 
     best = min((start for start in starts if fits(start)), key=step_s, default=None)
-    problem = SchedulingProblem(placement, micro_batches, costs, links, flow, memory, limit_bytes)
+    problem = SchedulingProblem(placement, micro_batches, costs, links, flow, memory, limit_bytes, may_recompute)
     bound = lower_bound_s(placement, micro_batches, costs, links, memory, limit_bytes)
     policies = min(MAX_POLICIES, int(seconds * ACTIONS_PER_S / (3 * len(costs) * micro_batches)))
     found = _climb(problem, bound, max(1, policies), random.Random(seed))
@@ -96,16 +97,16 @@ def search(
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
-    """How free stages choose their next action; a number of micro-batches a cell, but for the last two."""
+    """How free stages choose their next action; numbers of micro-batches for each cell, but for the last three."""
 
     ahead: tuple[int, ...]
     """How far forwards may run ahead of backwards."""
     graphs: tuple[int, ...]
     """The most graphs that are kept at once."""
     first_split: tuple[int, ...]
-    """So many backwards at the beginning defer their weight gradients,"""
+    """How many backwards at the beginning defer their weight gradients."""
     last_split: tuple[int, ...]
-    """and so many at the end."""
+    """How many at the end do."""
     order: tuple[tuple[tuple[str, int], ...], ...]
     """Of each stage: kinds and cells, the first choice first."""
     drops: bool = False
@@ -230,6 +231,7 @@ def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tu
         kinds = kind
         if kind == "F":
             kinds = ("Ff" if policy.drops else "F") if cell.graphs < policy.graphs[at] else "f"
+            kinds = kinds if partial.problem.may_recompute else "F"
         elif kind == "B":
             last = partial.problem.micro_batches - cell.backwards <= policy.last_split[at]
             kinds = "IB" if last or cell.backwards < policy.first_split[at] else "BI"
@@ -282,7 +284,7 @@ def _useful_moves(problem: SchedulingProblem) -> list[tuple[str, int]]:
     for at, cost in enumerate(problem.costs):
         has_room = problem.holds_all[problem.owner[at]]
         moves.append(("F", at))
-        if not has_room or cost.forward_s < cost.recompute_s:
+        if problem.may_recompute and (not has_room or cost.forward_s < cost.recompute_s):
             moves += [("f", at), ("R", at)]
         if cost.weight_grad_s:
             moves += [("I", at), ("W", at)]

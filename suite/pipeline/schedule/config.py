@@ -36,6 +36,9 @@ MIN_VIRTUAL_STAGES = 2
 V_SHAPED = {"zbv": zbv, "v_half": v_half, "v_min": v_min}
 """Schedules of two cells a stage, placed in a V."""
 
+FROM_ROWS = ("csv", "search")
+"""Schedules given as rows of actions: from a file, or found by search."""
+
 WITH_VIRTUAL_STAGES = ("interleaved", "zero_bubble", *V_SHAPED)
 """Schedules that support several cells a stage."""
 
@@ -61,7 +64,7 @@ class ScheduleConfig:
     def from_settings(pipeline: PipelineSettings, transport: TransportName = "gloo") -> ScheduleConfig:
         """Returns the config of settings in which nothing is ``auto``."""
         assert "auto" not in (pipeline.schedule, pipeline.remat), "the plan decides these"
-        rows = pipeline.schedule_rows or ()
+        rows = (pipeline.schedule_rows or ()) if pipeline.schedule in FROM_ROWS else ()
         graphs = UNLIMITED if recomputes(rows) else MAX_LIVE_GRAPHS[pipeline.remat]
         return ScheduleConfig(pipeline.schedule, (graphs,), pipeline.virtual_stages, rows, transport)
 
@@ -135,7 +138,7 @@ class ScheduleConfig:
             return one_forward_one_backward(stages, micro_batches)
         if self.schedule == "fill_drain":
             return fill_drain(stages, micro_batches)
-        if self.schedule in ("csv", "search"):
+        if self.schedule in FROM_ROWS:
             return first_micro_batches(parse_rows(self.rows), micro_batches)
         names = "fill_drain, 1f1b, interleaved, zero_bubble, zbv, v_half or v_min"
         raise SettingError(f"no schedule is called {self.schedule!r}; use {names}")
@@ -159,7 +162,7 @@ def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
     max_virtual_stages = layers // stages
     if schedule == "search" and not pipeline.schedule_rows:
         return ["pipeline.schedule=search is what a plan may find; use pipeline.schedule=auto to have it searched"]
-    if schedule in ("csv", "search"):
+    if schedule in FROM_ROWS:
         return _csv_errors(pipeline, layers)
     one_cell_remedy, needed = "pipeline.virtual_stages=1", ""
     if schedule == "interleaved" or schedule in V_SHAPED:

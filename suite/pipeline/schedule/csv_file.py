@@ -25,7 +25,7 @@ from suite.pipeline.schedule.validate import validate
 
 SUFFIX = ".csv"
 
-_ACTION = re.compile(r"(\d+)([FRIBW])(\d+)")
+_ACTION = re.compile(r"(\d{1,9})([FRIBW])(\d{1,9})")
 _OVERLAPPED = re.compile(r"\(([^();]+);([^();]+)\)OVERLAP_F_B")
 _MESSAGE = re.compile(r"\d+(SEND|RECV)_[FB]\d+")
 
@@ -86,9 +86,12 @@ def owners_of(rows: tuple[str, ...]) -> tuple[int, ...]:
                     f"cell {cell} is in lines {owners[cell] + 1} and {stage + 1}; a cell belongs to one stage"
                 )
             owners[cell] = stage
-    cells = 1 + max(owners, default=-1)
-    if missing := set(range(cells)) - owners.keys():
-        raise SettingError(f"no line has cell {min(missing)}, and there are cells up to {cells - 1}; leave none out")
+    if not owners:
+        raise SettingError("there are no actions; every line needs some, such as 0F0")
+    cells = 1 + max(owners)
+    if cells > len(owners):
+        missing = next(cell for cell in range(cells) if cell not in owners)
+        raise SettingError(f"no line has cell {missing}, and there are cells up to {cells - 1}; leave none out")
     counts = Counter(owners.values())
     if len({counts[stage] for stage in range(len(rows))}) > 1:
         each = ", ".join(str(counts[stage]) for stage in range(len(rows)))

@@ -93,6 +93,8 @@ def test_every_own_schedule_reads_back(name, stages, micro_batches, virtual_stag
         ("0F0,0B0\n2F0,2B0\n", "no line has cell 1, and there are cells up to 2; leave none out"),
         ("0F0,1F0,1B0,0B0\n2F0,2B0\n", "the lines have 2, 1 cells; every stage needs equally many, one at least"),
         ("0F0,0B0\n\n1F0,1B0\n", "the lines have 1, 0, 1 cells; every stage needs equally many, one at least"),
+        ("4000000000F0,0B0\n1F0,1B0\n", "line 1 has '4000000000F0', which is no action"),
+        ("0F0,0B0\n999999999F0,1B0\n", "no line has cell 2, and there are cells up to 999999999; leave none out"),
         ("0F0,(1F0;1B0)OVERLAP,0B0\n", "line 1 has '(1F0;1B0)OVERLAP', which is no action"),
         ("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n", "stages 0 and 1 disagree on the order of activations"),
         ("0F0,0F0,0B0\n1F0,1B0\n", "stage 0 runs F0 more than once"),
