@@ -46,11 +46,11 @@ def random_case(stages: int, micro_batches: int, cells: int, seed: int) -> Case:
     return Case(owners, micro_batches, tuple(costs), tuple(memory), limit)
 
 
-def check_optimum(case: Case) -> None:
+def check_optimum(case: Case, seconds: float = 10.0) -> None:
     """Checks that the search finds the fastest of all schedules, and that it is not below the bound."""
     placement = CellPlacement(case.stages, case.owners)
     arguments = placement, case.micro_batches, case.costs, Link(), case.stage_memory, case.limit_bytes
-    found = search(*arguments)
+    found = search(*arguments, seconds=seconds)
     step_s = simulate(found, case.costs, owners=case.owners).seconds if found else float("inf")
     assert least_step_s(case, step_s) == step_s, f"a faster schedule exists: {case}"
     assert lower_bound_s(*arguments) <= step_s * (1 + 1e-9), f"the bound exceeds the optimum: {case}"
