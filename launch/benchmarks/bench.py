@@ -35,6 +35,7 @@ from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.planning.plan import Plan, make_plan
 from suite.pipeline.planning.schedule_choice import search_schedule
+from suite.pipeline.planning.simulate import Link
 
 FOLDER = RUNS / "tables"
 
@@ -77,15 +78,15 @@ def bench(name: str, console: Console) -> list[str]:
 
 
 def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequence[LayerCost] | None = None) -> Result:
-    """Runs one case with these entrants; measures the layers' costs first if they are not given."""
+    """Runs one case with these entrants; measures the layers' costs and the link first if no costs are given."""
     work = case.work
     begin = time.monotonic()
     console.print(f"{case.title}: measuring layer costs and reference gradients")
     FOLDER.mkdir(parents=True, exist_ok=True)
     log = FOLDER.resolve() / "bench.log"
-    costs = _costs(case, log) if costs is None else costs
+    costs, link = _costs(case, log) if costs is None else (costs, Link())
     entrants = [entrant for entrant in entrants if work.name in (entrant.workloads or [work.name])]
-    plans, reasons = make_plans(work, costs, entrants)
+    plans, reasons = make_plans(work, costs, entrants, link)
     reasons |= {entrant.name: reason for entrant in entrants if (reason := entrant.refused.get(work.name))}
     accepted = [entrant for entrant in entrants if entrant.name not in reasons]
     names = [entrant.name for entrant in accepted]
@@ -118,7 +119,7 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
 
 
 def make_plans(
-    work: BenchWorkload, costs: Sequence[LayerCost], entrants: Sequence[Entrant]
+    work: BenchWorkload, costs: Sequence[LayerCost], entrants: Sequence[Entrant], link: Link
 ) -> tuple[dict[str, Plan], dict[str, str]]:
     """Returns the plans of the suite's entrants by name, and the reasons of those without a plan. An entrant that is
     limited to another's memory is planned after it. Plans count only what a step allocates: gradients and temporaries.
@@ -133,7 +134,7 @@ def make_plans(
             plan_errors[entrant.name] = f"{entrant.memory_of} has no plan"
             continue
         room = peak_of(plans[entrant.memory_of]) if entrant.memory_of else 1 << 60
-        asked = costs, pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room)
+        asked = costs, pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room, link=link)
         try:
             plans[entrant.name] = search_schedule(make_plan(*asked), *asked)
         except PlanError as fault:
@@ -195,11 +196,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _costs(case: Case, log: Path) -> Sequence[LayerCost]:
-    """Returns the layers' costs of the slowest process; as many measure concurrently as will compute concurrently."""
-    processes = case.work.stages * case.work.replicas if case.own_processes else 1
-    found: list[LayerMeasurements] = run_processes(measure_layers, processes, case.work, 1, False, log)
-    return max((one.costs for one in found), key=lambda costs: sum(c.forward_s + c.backward_s for c in costs))
+def _costs(case: Case, log: Path) -> tuple[Sequence[LayerCost], Link]:
+    """Returns the layers' costs of the slowest process, and the link between two; as many measure concurrently as will
+    compute concurrently."""
+    work = case.work
+    processes = work.stages * work.replicas if case.own_processes else min(2, work.stages)
+    found: list[LayerMeasurements] = run_processes(measure_layers, processes, work, 1, False, log)
+    slowest = max(found, key=lambda one: sum(cost.forward_s + cost.backward_s for cost in one.costs))
+    return slowest.costs, found[0].link
 
 
 def _parameters(work: BenchWorkload) -> set[str]:
