@@ -127,21 +127,28 @@ class ScheduleConfig:
         return self.placement(stages).on_stage(stage, each)
 
     def base_schedule(self, stages: int, micro_batches: int) -> Schedule:
-        """Returns the schedule without recomputes, not validated. Raises SettingError for an unknown name."""
-        if self.schedule == "interleaved":
-            return interleaved(stages, micro_batches, self.virtual_stages)
-        if self.schedule == "zero_bubble":
-            return zero_bubble(stages, micro_batches, self.virtual_stages)
-        if self.schedule in V_SHAPED:
-            return V_SHAPED[self.schedule](stages, micro_batches)
-        if self.schedule == "1f1b":
-            return one_forward_one_backward(stages, micro_batches)
-        if self.schedule == "fill_drain":
-            return fill_drain(stages, micro_batches)
+        """Returns the schedule without recomputes, not validated; nobody may change it. Raises SettingError for an
+        unknown name."""
         if self.schedule in FROM_ROWS:
             return first_micro_batches(parse_rows(self.rows), micro_batches)
-        names = "fill_drain, 1f1b, interleaved, zero_bubble, zbv, v_half or v_min"
-        raise SettingError(f"no schedule is called {self.schedule!r}; use {names}")
+        return _generated(self.schedule, stages, micro_batches, self.virtual_stages)
+
+
+@lru_cache(maxsize=8)
+def _generated(schedule: ScheduleName, stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
+    """Cached, because a plan needs the same schedule for its memory, its recomputes and its step."""
+    if schedule == "interleaved":
+        return interleaved(stages, micro_batches, virtual_stages)
+    if schedule == "zero_bubble":
+        return zero_bubble(stages, micro_batches, virtual_stages)
+    if schedule in V_SHAPED:
+        return V_SHAPED[schedule](stages, micro_batches)
+    if schedule == "1f1b":
+        return one_forward_one_backward(stages, micro_batches)
+    if schedule == "fill_drain":
+        return fill_drain(stages, micro_batches)
+    names = "fill_drain, 1f1b, interleaved, zero_bubble, zbv, v_half or v_min"
+    raise SettingError(f"no schedule is called {schedule!r}; use {names}")
 
 
 @lru_cache(maxsize=256)
