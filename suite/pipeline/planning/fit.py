@@ -51,16 +51,23 @@ class MemoryFit:
         """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
         that does not."""
         by_hand = self._pipeline.layers_per_cell is not None
-        ranges = self._cells_by_hand() if by_hand else self._min_max_cells(limit_bytes)
-        wrong = [
+        ranges = self._cells_by_hand() if by_hand else self._lightest_cells()
+        wrong = self._too_large(ranges, limit_bytes)
+        if wrong and not by_hand:
+            ranges = self._min_max_cells(limit_bytes, ranges)
+            wrong = self._too_large(ranges, limit_bytes)
+        if wrong:
+            raise PlanError(wrong)
+        return ranges
+
+    def _too_large(self, ranges: Sequence[range], limit_bytes: int) -> list[str]:
+        """Returns a fault for each stage that does not fit."""
+        return [
             f"stage {k} (layers {_layers(self._placement.on_stage(k, ranges))}) needs {need / GIB:.2f} GiB, "
             f"the device has {self._in_gib(limit_bytes)}"
             for k, need in enumerate(self.peaks(self._schedule, self.stage_memories(ranges)))
             if need > limit_bytes
         ]
-        if wrong:
-            raise PlanError(wrong)
-        return ranges
 
     def stage_memories(self, ranges: Sequence[range], with_waiting: bool = True) -> list[list[CellMemory]]:
         """Returns the memory of each stage's cells; the process and its communicators count with its first cell. On a
@@ -146,20 +153,20 @@ class MemoryFit:
         owners = [self._placement.stage_of(cell) for cell in range(self._count)]
         return tuple(with_even_stages(self.lightest_cut(), self._seconds, owners))
 
-    def _min_max_cells(self, limit_bytes: int) -> list[range]:
-        seconds, count = self._seconds, self._count
+    def _lightest_cells(self) -> list[range]:
+        try:
+            return cell_ranges(self.lightest_cut(), len(self._seconds))
+        except SettingError as error:
+            raise PlanError([str(error)]) from None
+
+    def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
+        """Returns the most even cells of which each fits; ``lightest`` do not."""
         furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
         try:
-            lightest = cell_ranges(self.lightest_cut(), len(seconds))
-            # ``furthest_end`` is conservative; the most even partition may fit nevertheless
-            if all(need <= limit_bytes for need in self.peaks(self._schedule, self.stage_memories(lightest))):
-                return lightest
-            return cell_ranges(partition(seconds, count, furthest_end), len(seconds))
+            return cell_ranges(partition(self._seconds, self._count, furthest_end), len(self._seconds))
         except PlacementError as error:
             fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
             raise PlanError([fault or str(error)]) from None
-        except SettingError as error:
-            raise PlanError([str(error)]) from None
 
     @property
     def _count(self) -> int:

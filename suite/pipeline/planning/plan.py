@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement
@@ -82,6 +81,8 @@ class Plan:
     pipeline: PipelineSettings
     """As requested, with ``auto`` resolved."""
     schedule_config: ScheduleConfig
+    schedule: Schedule
+    """The actions of each stage."""
     memory_limit_bytes: int
     timeline: Timeline
     lower_bound_s: float
@@ -115,11 +116,6 @@ class Plan:
     def excess(self) -> float:
         """By which share the step may be longer than that of the fastest schedule of these cells in this memory."""
         return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s else 0.0
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """The actions of each stage."""
-        return self.schedule_config.actions(self.pipeline.stages, self.pipeline.micro_batches)
 
     @property
     def recomputes(self) -> tuple[int, int]:
@@ -295,7 +291,9 @@ def assemble(
     )
     timeline, limit_bytes = _simulated(schedule, schedule_config, cell_costs, machine), machine.memory_limit_bytes
     bound = step_lower_bound_s(placement, pipeline, cell_costs, fit, ranges, machine)
-    return Plan(cells, pipeline, schedule_config, limit_bytes, timeline, bound, machine.cores, machine.reserve)
+    return Plan(
+        cells, pipeline, schedule_config, schedule, limit_bytes, timeline, bound, machine.cores, machine.reserve
+    )
 
 
 def step_lower_bound_s(

@@ -86,9 +86,10 @@ def action_seconds(
 ) -> Callable[[int, Action], float]:
     """Returns a function of a stage and one of its actions: how long the action takes."""
     recomputed = [recomputed_in(actions) for actions in schedule]
+    own = [placement.on_stage(stage, cells) for stage in range(placement.stages)]
 
     def seconds(stage: int, action: Action) -> float:
-        cost = cells[action.cell(stage, placement)]
+        cost = own[stage][action.virtual_stage]
         return cost.seconds(action.kind, (action.virtual_stage, action.micro_batch) in recomputed[stage])
 
     return seconds

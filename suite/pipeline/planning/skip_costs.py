@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from suite.pipeline.planning.costs import LayerCost, SkipInput
@@ -32,9 +33,15 @@ class SkipCost:
 
 def skip_costs(costs: Sequence[LayerCost]) -> list[list[SkipCost]]:
     """Returns the skips that pass each cut, from the one before the first layer to the one behind the last."""
-    passing: list[list[SkipCost]] = [[] for _ in range(len(costs) + 1)]
-    for target, cost in enumerate(costs):
-        for popped in cost.skip_inputs:
+    return _skip_costs(tuple(cost.skip_inputs for cost in costs))
+
+
+@lru_cache(maxsize=8)
+def _skip_costs(skip_inputs: tuple[tuple[SkipInput, ...], ...]) -> list[list[SkipCost]]:
+    """Cached, because each cell of a plan needs them; nobody may change them."""
+    passing: list[list[SkipCost]] = [[] for _ in range(len(skip_inputs) + 1)]
+    for target, inputs in enumerate(skip_inputs):
+        for popped in inputs:
             skip = SkipCost(target - popped.span, target, popped.bytes, popped.gradient_bytes, popped.same_as_output)
             for cut in range(skip.source + 1, target + 1):
                 passing[cut].append(skip)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.timeline import Span
 
@@ -57,6 +57,8 @@ class Playback:
         messages of its last cell than ``flow`` allows have no posted receive; the metadata, which goes first, counts
         too. ``owners`` are those of the cells, as ``CellPlacement`` has them."""
         self._schedule, self._placement, self._seconds = schedule, CellPlacement(len(schedule), owners), seconds
+        virtual_stages = range(virtual_stages_of(schedule))
+        self._cells = [[self._placement.cell_of(v, k) for v in virtual_stages] for k in range(len(schedule))]
         self._outputs, self._inputs = _message_queues(schedule, self._placement, routes, flow)
         self._max_inflight_sends = flow.max_inflight_sends if limits_sends else None
         self._sent = {
@@ -94,7 +96,7 @@ class Playback:
         """Plays the next action of a stage; returns False if it must wait."""
         row = self.rows[k]
         action = self._schedule[k][len(row)]
-        i, cell = action.micro_batch, action.cell(k, self._placement)
+        i, cell = action.micro_batch, self._cells[k][action.virtual_stage]
         self._started.add(cell)
         if self._sends_are_full(k):
             return False
@@ -125,7 +127,7 @@ class Playback:
         if self._max_inflight_sends is None or not row:
             return False
         last = self._schedule[k][len(row) - 1]
-        sent = self._sent.get(last.cell(k, self._placement), ())
+        sent = self._sent.get(self._cells[k][last.virtual_stage], ())
         if not last.direction or len(sent) <= self._max_inflight_sends:
             return False
         queue, number = sent[-1 - self._max_inflight_sends]
@@ -181,9 +183,11 @@ class _MessageQueue:
 def message_orders(schedule: Sequence[Sequence[Action]], placement: CellPlacement) -> dict[tuple[int, int], list[int]]:
     """Returns the micro-batches of all actions in order, by their direction and cell."""
     orders: dict[tuple[int, int], list[int]] = {}
+    virtual_stages = range(virtual_stages_of(schedule))
     for k, actions in enumerate(schedule):
+        cells = [placement.cell_of(virtual_stage, k) for virtual_stage in virtual_stages]
         for action in actions:
-            orders.setdefault((action.direction, action.cell(k, placement)), []).append(action.micro_batch)
+            orders.setdefault((action.direction, cells[action.virtual_stage]), []).append(action.micro_batch)
     return orders
 
 

@@ -113,5 +113,6 @@ def test_the_papers_largest_is_planned_quickly_and_without_its_memory() -> None:
     assert len(plan["cells"]) == plan["K"] == 128
     assert sum(stage["parameters"] for stage in plan["stages"]) == plan["parameters"]
     assert max(stage["peak_bytes"] for stage in plan["stages"]) <= plan["device_bytes"] == 16 * 2**30
-    assert result["times"] < 12  # as long as building its layers without memory, which planning does twice itself
+    # each of eight schedules as long as building its layers twice without memory, which planning does twice itself
+    assert result["times"] < 8 * 2
     assert result["peak"] < 2 * 2**30
