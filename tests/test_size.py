@@ -34,7 +34,7 @@ BUDGETS = {
     "experiments/huggingface": 1040,
     "experiments/images": 360,
     "experiments/language_model": 380,
-    "experiments/planning": 1060,
+    "experiments/planning": 1070,
     "experiments/report": 300,
     "experiments/scaling": 130,
     "experiments/sweeps": 2530,
@@ -46,9 +46,9 @@ BUDGETS = {
     "suite/decoding": 500,
     "suite/evaluation": 480,
     "suite/pipeline/model": 930,
-    "suite/pipeline/planning": 3830,
+    "suite/pipeline/planning": 3890,
     "suite/pipeline/runtime": 2690,
-    "suite/pipeline/schedule": 1670,
+    "suite/pipeline/schedule": 1690,
     "suite/training": 3790,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
