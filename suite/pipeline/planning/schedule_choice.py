@@ -1,6 +1,6 @@
 """The other schedules of a plan: those that its settings allow, and what search finds.
 
-fastest schedule of each placement of the cells -> search from there, in the same memory -> the fastest of all
+placements of the cells -> for each, cuts of the layers -> search in each stage's memory -> the fastest of all
 """
 
 from __future__ import annotations

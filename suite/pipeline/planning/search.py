@@ -56,10 +56,10 @@ def search(
 ) -> Schedule | None:
     """Returns the fastest schedule found that ``validate`` accepts and whose stages need at most ``limit_bytes``
     (``peak_bytes``), by the step time of ``simulate``; None if none is found. It is never slower than any of ``starts``
-    that fits.
+    that fits. Each cell takes its micro-batches in order; without ``may_recompute`` all graphs are kept.
 
-    ``memory`` has the cells of each stage, ``flow`` follows from ``transport``. The work is what takes ``seconds`` at
-    ACTIONS_PER_S, or less. Raises SettingError for no time.
+    ``memory`` has the cells of each stage. Policies and partial schedules are tried for ``seconds`` at the rates above;
+    the clock is not read. Raises SettingError for no time.
     """
     if seconds <= 0:
         raise SettingError(f"the search for a schedule has {seconds} s; it needs more than 0")

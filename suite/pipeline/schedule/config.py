@@ -54,7 +54,7 @@ class ScheduleConfig:
     virtual_stages: int = 1
     """Cells a stage."""
     rows: tuple[str, ...] = ()
-    """Of a schedule from a file (``suite.pipeline.schedule.csv_file``)."""
+    """Of a schedule from a file or found by search (``suite.pipeline.schedule.csv_file``)."""
     transport: TransportName = "gloo"
     """Of the messages between stages."""
     pairs: tuple[CellPair, ...] = ()

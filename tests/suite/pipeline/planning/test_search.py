@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
+from suite.pipeline.planning import lower_bound
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.search import search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
@@ -128,3 +129,12 @@ def test_where_memory_holds_one_graph_others_run_their_forward_again():
     roomy, tight = (lower_bound_s(CellPlacement(4), 8, costs, Link(), memory, limit) for limit in (8, 1))
     assert roomy == 66
     assert tight == pytest.approx(68 + 2 / 9, rel=1e-5)
+
+
+def test_the_most_graphs_that_fit_are_counted_or_where_the_ways_are_many_bounded_by_the_room():
+    assert lower_bound._fullest(10, (4,), 5) == 8
+    assert lower_bound._fullest(10, (4, 3), 5) == 10  # 4 + 3 + 3
+    assert lower_bound._fullest(100, (4, 3), 5) == 35
+    lower_bound._fullest.cache_clear()
+    assert lower_bound._fullest(2_000, (7, 11, 13, 17), 64) == 2_000  # of 65 ** 4 ways none is tried
+    assert lower_bound._fullest.cache_info().misses == 1
