@@ -115,6 +115,7 @@ def plan(
     scale: ScaleOption = "auto",
     settings: SetOption = "",
     form: Annotated[PlanFormat, choice("--format", PlanFormat, "text or one JSON object")] = "text",
+    best: Annotated[bool, typer.Option("--best", help="the fastest K, R, M, schedule and recomputes")] = False,
 ) -> None:
     """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
@@ -124,7 +125,7 @@ def plan(
         return
     from launch.planning.command import print_plan
 
-    print_plan(name, cluster, scale, settings, form, console)
+    print_plan(name, cluster, scale, settings, form, best, console)
 
 
 @app.command()

@@ -57,7 +57,8 @@ class Case:
 
 CASES: dict[str, tuple[Case, ...]] = {
     "sleeping": (
-        *(Case(SyntheticWork(k, m)) for k, m in ((2, 8), (4, 8), (8, 8), (8, 32))),
+        *(Case(SyntheticWork(k, 8), rounds=12) for k in (2, 4, 8)),
+        Case(SyntheticWork(8, 32)),
         Case(SyntheticWork(16, 64), steps=1),
     ),
     "layers": (Case(LanguageModelWork(2, 8), own_processes=True),),

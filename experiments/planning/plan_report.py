@@ -20,6 +20,7 @@ from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
+from suite.pipeline.planning.simulate import Links
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
 
@@ -159,7 +160,7 @@ class PlanReport:
             f"plan of {self.experiment.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
             f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
-            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_schedule_name(plan.schedule_config)}, "
+            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {schedule_name(plan.schedule_config)}, "
             f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
@@ -230,20 +231,20 @@ def _alternative_lines(plan: Plan) -> Iterator[str]:
     """Yields the table of the schedules that fit, and one line of those that do not; nothing if there is no choice."""
     if len(plan.alternatives) < 2:
         return
-    yield f"  {'schedules that fit':<34}{'step':>9}{'largest stage':>16}{'forwards recomputed':>22}"
+    yield f"  {'schedules that fit':<38}{'step':>9}{'largest stage':>16}{'forwards recomputed':>22}"
     for alternative in (alternative for alternative in plan.alternatives if not alternative.fault):
         recomputed, forwards = alternative.recomputes
         mark = "   <- this plan" if alternative.is_of(plan.pipeline) else ""
         yield (
-            f"    {_schedule_name(alternative):<32}{in_seconds(alternative.step_s):>9}"
+            f"    {schedule_name(alternative):<36}{in_seconds(alternative.step_s):>9}"
             f"{alternative.peak_bytes / GIB:>12.2f} GiB{f'{recomputed:,} of {forwards:,}':>22}{mark}"
         )
-    refused = [_schedule_name(alternative) for alternative in plan.alternatives if alternative.fault]
+    refused = [schedule_name(alternative) for alternative in plan.alternatives if alternative.fault]
     if refused:
         yield f"  do not fit: {'; '.join(refused)}"
 
 
-def _schedule_name(schedule: Alternative | ScheduleConfig) -> str:
+def schedule_name(schedule: Alternative | ScheduleConfig) -> str:
     """Returns a schedule's name, with its cells per stage if there are several."""
     name = "found by search" if schedule.schedule == "search" else schedule.schedule
     return f"{name}, {schedule.virtual_stages} cells per stage" if schedule.virtual_stages > 1 else name
@@ -281,6 +282,24 @@ def _goes_on(stages: Sequence[int]) -> bool:
     """Whether each stage follows the one before it, or each precedes it."""
     steps = {after - before for before, after in pairwise(stages)}
     return steps in ({1}, {-1})
+
+
+def table_lines(plans: Sequence[PlanReport]) -> Iterator[str]:
+    """Yields plans of a run as a table, in their order."""
+    unit = plans[0].experiment.unit
+    yield (
+        f"  {'K':>4}{'R':>5}{'M':>7}  {'schedule':<36}{'step':>9}{f'{unit}/s':>13}{'whole run':>14}"
+        f"{'largest stage':>15}{'bubble':>8}  links between nodes"
+    )
+    for report in plans:
+        plan, pipeline, link = report.plan, report.plan.pipeline, report.layer_costs.machine.link
+        peak = max(cell.peak_bytes for cell in plan.cells) / GIB
+        yield (
+            f"  {pipeline.stages:>4}{pipeline.replicas:>5}{pipeline.micro_batches:>7}  "
+            f"{schedule_name(plan.schedule_config):<36}{in_seconds(report.step_s):>9}"
+            f"{in_figures(report.units_per_second):>13}{in_hours(3600 * report.hours):>14}{peak:>11.2f} GiB"
+            f"{plan.timeline.bubble:>8.1%}  {len(link.cuts) if isinstance(link, Links) else 0}"
+        )
 
 
 def in_seconds(value: float) -> str:

@@ -99,10 +99,15 @@ def plan_workload(
     except PlanError as fault:
         process = 0 if row_errors(smallest) else _process_bytes(smallest, cluster, cost_model)
         suggestions = suggest_changes(smallest, cluster, process, log)
-        changes = ((f'"{_merged(given, settings)}"', gain) for settings, gain in suggestions)
+        changes = ((f'"{merged(given, settings)}"', gain) for settings, gain in suggestions)
         remedies = [f"{option('SET', settings)}: {gain}" for settings, gain in changes]
         all_notes = notes if remedies else (*notes, *_memory_note(smallest, cluster))
         raise PlanError(fault.errors, remedies, all_notes) from None
+    return compared(planned, log)
+
+
+def compared(planned: PlanReport, log: Log) -> PlanReport:
+    """Returns a plan with its alternatives; where the plan may choose its schedule, with the one that search finds."""
     log("the other schedules")
     layer_costs, pipeline = planned.layer_costs, planned.experiment.pipeline
     each = bytes_per_parameter(planned.experiment.optimizer, pipeline.replicas)
@@ -198,7 +203,7 @@ def _fewer_parts(pipeline: PipelineSettings, rows: int) -> str:
     return f"pipeline.replicas=1 with {at_most('micro_batches', rows)}"
 
 
-def _merged(given: str, settings: str) -> str:
+def merged(given: str, settings: str) -> str:
     """Returns the given settings, overridden by others."""
     pairs = dict(setting.partition("=")[::2] for setting in overrides.split(f"{given} {settings}"))
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +17,10 @@ from experiments.base.hints import option
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
+from experiments.planning.best import best_plans, settings_of
 from experiments.planning.neighbours import limit_replicas_to_cluster
-from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import plan_workload
+from experiments.planning.plan_report import PlanReport, table_lines
+from experiments.planning.planner import merged, plan_workload
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import LocalBackend
@@ -32,23 +34,35 @@ from launch.worker.precision import with_available_precision
 from suite.errors import SettingError, nearest
 
 
-def print_plan(name: str, cluster: str, scale: RequestedScale, settings: str, form: str, console: Console) -> None:
-    """Prints the plan of an experiment or of ``amoebanet_<L>x<D>``. With ``form`` json, standard
-    output has one JSON object and nothing else.
+def print_plan(
+    name: str, cluster: str, scale: RequestedScale, settings: str, form: str, best: bool, console: Console
+) -> None:
+    """Prints the plan of an experiment or of ``amoebanet_<L>x<D>``; with ``best`` the fastest plans of all K, R, M and
+    schedules. With ``form`` json, standard output has one JSON object, or a list of them, and nothing else.
 
     Raises SettingError for invalid arguments, PlanError when the run does not fit.
     """
     log_console = Terminal(stderr=True) if form == "json" else console
-    planned = make_named(name, cluster, scale, settings, lambda text: log_console.print(text))
+    work, plans = make_named(name, cluster, scale, settings, lambda text: log_console.print(text), best)
     if form == "json":
-        print(json.dumps(planned.as_dict(), indent=1, allow_nan=False))
+        records = [planned.as_dict() for planned in plans]
+        print(json.dumps(records if best else records[0], indent=1, allow_nan=False))
         return
-    for line in planned.lines():
+    for line in plans[0].lines():
         console.print(line)
+    if best:
+        console.print(f"the fastest plans of {name}:")
+        for line in table_lines(plans):
+            console.print(line)
+        chosen = f'"{merged(settings, settings_of(plans[0], work))}"'
+        console.print(f"the settings of the first: {option('SET', chosen)}")
 
 
-def make_named(name: str, cluster: str, scale: RequestedScale, settings: str, log: Callable[[str], None]) -> PlanReport:
-    """Returns the plan for the declared cluster, otherwise for that of RAY_ADDRESS, otherwise for this machine.
+def make_named(
+    name: str, cluster: str, scale: RequestedScale, settings: str, log: Callable[[str], None], best: bool = False
+) -> tuple[Experiment, list[PlanReport]]:
+    """Returns the run, and its plan for the declared cluster, otherwise for that of RAY_ADDRESS, otherwise for this
+    machine; with ``best`` the fastest ones (``best_plans``).
 
     On a declared cluster an experiment has the paper's sizes unless a scale is given, and as many replicas as fit.
     """
@@ -56,10 +70,14 @@ def make_named(name: str, cluster: str, scale: RequestedScale, settings: str, lo
     with closing(LocalBackend() if cluster else cluster_backend()) as backend:
         devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
         with log_when_long(f"planning {name}", log) as set_part:
-            request = _plan_request(name, devices, scale, settings)
+            request = _plan_request(name, devices, scale, settings, best)
             find_costs = cost_model(CACHE / "costs", log, backend, request.data)
             notes = (*devices.notes, *request.notes)
-            return plan_workload(request.work, devices, find_costs, notes, request.settings, set_part)
+            if best:
+                plans = best_plans(request.work, devices, find_costs, settings, set_part)
+                return request.work, [replace(plans[0], notes=(*notes, *plans[0].notes)), *plans[1:]]
+            planned = plan_workload(request.work, devices, find_costs, notes, request.settings, set_part)
+            return request.work, [planned]
 
 
 class _PlanRequest(NamedTuple):
@@ -84,7 +102,7 @@ def _check_name(name: str, scale: RequestedScale) -> None:
         raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
 
 
-def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
+def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _PlanRequest:
     paper = (find_amoebanet(name, cluster.devices) or find(name)).with_settings(settings)
     paper.check_data()
     if find_amoebanet(name, 1) is not None:
@@ -94,7 +112,7 @@ def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: 
     if scale in ("laptop", "slice"):
         chosen, scale_note = resolve(name, scale, cluster, settings)
         return _PlanRequest(chosen, settings, (scale_note,))
-    if "pipeline.replicas" in settings:
+    if best or "pipeline.replicas" in settings:
         return _PlanRequest(paper, settings)
     changed, notes = limit_replicas_to_cluster(paper, cluster)
     pipeline = changed.pipeline

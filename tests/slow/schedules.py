@@ -20,6 +20,7 @@ from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
+from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.schedule_choice import search_schedule
 from suite.pipeline.planning.search import search
@@ -95,10 +96,10 @@ def front(stages: int, micro_batches: int):
         for other, own_cells in (("1f1b", 1), ("interleaved", 2), ("zbv", 2)):
             place = ScheduleConfig(other, virtual_stages=own_cells).placement(stages)
             starts = [schedule] if place == placement and own_cells == cells else []
-            given = (*units(place, own_cells), limit)
-            found = search(place, micro_batches, given[0], Link(), given[1], given[2], starts=starts)
+            costs, memory = units(place, own_cells)
+            found = search(SchedulingProblem(place, micro_batches, costs, Link(), memory, limit), starts)
             if found is not None:
-                ours.append(simulate(found, given[0], flow=flow, owners=place.owners).seconds)
+                ours.append(simulate(found, costs, flow=flow, owners=place.owners).seconds)
         work = 6 * micro_batches
         held = max(map(held_micro_batches, schedule)) / cells
         yield name, theirs - work, held, min(ours) - work

@@ -27,7 +27,7 @@ from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec
 from suite.pipeline.runtime.shape_inference import ShapeInference, make_fake
 from suite.pipeline.runtime.skip import pops_of
-from suite.pipeline.schedule.action import recomputed_in
+from suite.pipeline.schedule.action import of_kind
 from suite.pipeline.schedule.config import ScheduleConfig
 
 _CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def step_flops(
     forwards = [sum(counts[layer].forward for layer in cell) for cell in cell_ranges(layers_per_cell, len(counts))]
     recomputed, placement = 0.0, schedule_config.placement(stages)
     for stage, actions in enumerate(schedule_config.actions(stages, micro_batches)):
-        recomputed += sum(forwards[placement.cell_of(v, stage)] for v, _ in recomputed_in(actions))
+        recomputed += sum(forwards[placement.cell_of(v, stage)] for v, _ in of_kind(actions, "R"))
     return StepFlops(model / units, (model + recomputed / micro_batches) / units)
 
 

@@ -18,57 +18,33 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate
 
-from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning.simulate import CellCost, Link, Links
+from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.stage_memory import CellMemory
 
 MOST_WAYS = 10_000
 """Of filling a stage's memory with graphs of its cells, that the bound tries."""
 
 
-def lower_bound_s(
-    placement: CellPlacement,
-    micro_batches: int,
-    costs: Sequence[CellCost],
-    links: Link | Links,
-    memory: Sequence[Sequence[CellMemory]],
-    limit_bytes: int,
-) -> float:
+def lower_bound_s(problem: SchedulingProblem) -> float:
     """Returns a lower bound in seconds of ``simulate`` without the update, over all lists of actions that ``validate``
     accepts on this placement, in any order of micro-batches, with any recomputes, ``B`` or ``I`` and ``W``, whose
     ``stage_memory.peak_bytes`` are at most ``limit_bytes`` on every stage."""
-    times = _LeastTimes(placement, micro_batches, costs, links)
-    bounds = []
-    for k in range(placement.stages):
-        own = placement.on_stage(k, range(len(costs)))
-        bounds.append(max(_preemptive_s(times.actions(own)), _memory_bound_s(times, own, memory[k], limit_bytes)))
-    return max(bounds)
-
-
-def least_seconds(cost: CellCost) -> tuple[float, float, float, float]:
-    """Returns the least seconds of a forward, what its graph adds, a backward, and what its weight gradients add."""
-    forward, backward = min(cost.forward_s, cost.recompute_s), min(cost.backward_s, cost.seconds("I", False))
-    return forward, cost.recompute_s - forward, backward, cost.backward_s - backward
+    times = _LeastTimes(problem)
+    return max(
+        max(_preemptive_s(times.actions(own)), _memory_bound_s(problem, times, own, memory))
+        for own, memory in zip(problem.own, problem.stage_memory, strict=True)
+    )
 
 
 class _LeastTimes:
     """The least seconds before each cell's actions (head) and after them (tail), by number: i is the i-th to come, or
     from the end the i-th last, whichever micro-batch it is."""
 
-    def __init__(
-        self, placement: CellPlacement, micro_batches: int, costs: Sequence[CellCost], links: Link | Links
-    ) -> None:
-        cells, last, self.count, self.costs = range(len(costs)), len(costs) - 1, micro_batches, costs
-        self.least = [least_seconds(cost) for cost in costs]
-
-        def message_s(source: int, target: int, size: int) -> float:
-            if not placement.crosses(source, target):
-                return 0.0
-            ends = placement.stage_of(source), placement.stage_of(target)
-            return (links.between(*ends) if isinstance(links, Links) else links).seconds(size)
-
-        there = [message_s(at, at + 1, costs[at].activation_bytes) for at in cells[:-1]]
-        back = [message_s(at + 1, at, costs[at + 1].gradient_bytes) for at in cells[:-1]]
+    def __init__(self, problem: SchedulingProblem) -> None:
+        costs, micro_batches = problem.costs, problem.micro_batches
+        cells, last, self.least = range(len(costs)), len(costs) - 1, problem.least_s
+        there = [problem.message_s(at, at + 1, costs[at].activation_bytes) for at in cells[:-1]]
+        back = [problem.message_s(at + 1, at, costs[at + 1].gradient_bytes) for at in cells[:-1]]
         self.round_trip = [0.0] * len(costs)
         """From the end of a forward to the end of its backward."""
         self.forward_head, self.backward_tail, self.backward_head, self.forward_tail = (
@@ -83,7 +59,7 @@ class _LeastTimes:
             self.forward_head[at], self.backward_tail[at] = _in_turn(came, forward), _in_turn(left, backward)
         for at in reversed(cells):
             forward, graph, backward, _ = self.least[at]
-            own = placement.on_stage(placement.stage_of(at), cells)
+            own = problem.own[problem.owner[at]]
             # before number i returns, its stage has run as many forwards, and backwards of its later cells
             worked = sum(self.least[cell][0] for cell in own) + sum(self.least[cell][2] for cell in own if cell > at)
             first = self.forward_head[own[0]][0]
@@ -142,17 +118,19 @@ def _preemptive_s(actions: Sequence[tuple[float, float, float]]) -> float:
     return bound
 
 
-def _memory_bound_s(times: _LeastTimes, own: Sequence[int], memory: Sequence[CellMemory], limit_bytes: int) -> float:
+def _memory_bound_s(
+    problem: SchedulingProblem, times: _LeastTimes, own: Sequence[int], memory: Sequence[CellMemory]
+) -> float:
     """Returns the least time in which a stage runs its actions and the recomputes that its memory forces."""
-    count, first = times.count, own[0]
+    count, first = problem.micro_batches, own[0]
     rows = [times.least[at] for at in own]
     both, deferred = sum(sum(row[:3]) for row in rows), sum(row[3] for row in rows)
     head, tail = times.forward_head[first][0], times.backward_tail[first][0]
     busy = head + count * both + max(tail, count * deferred)
     sizes = tuple(cell.input_bytes + cell.activation_bytes for cell in memory)
     held = [times.round_trip[at] * size for at, size in zip(own, sizes, strict=True)]
-    forwards = [times.costs[at].forward_s for at in own]
-    room = _fullest(_room_for_graphs(memory, limit_bytes), sizes, count)
+    forwards = [problem.costs[at].forward_s for at in own]
+    room = _fullest(_room_for_graphs(memory, problem.limit_bytes), sizes, count)
 
     def recomputes_s(step_s: float) -> float:
         """Returns the least seconds of forwards that run again in a step."""

@@ -20,7 +20,8 @@ from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
-from suite.pipeline.planning.lower_bound import least_seconds, lower_bound_s
+from suite.pipeline.planning.lower_bound import lower_bound_s
+from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.planning.skip_costs import message_costs
 from suite.pipeline.schedule.action import Schedule
@@ -307,11 +308,12 @@ def step_lower_bound_s(
     """Returns a lower bound in seconds for a step with any schedule of these cells, the update included; where workers
     share cores, at least their work over the cores."""
     count, memory = pipeline.micro_batches, fit.stage_memories(ranges, with_waiting=False)
+    problem = SchedulingProblem(placement, count, cell_costs, machine.link, memory, machine.memory_limit_bytes)
     updates = [sum(cost.update_s for cost in placement.on_stage(k, cell_costs)) for k in range(placement.stages)]
-    bound = lower_bound_s(placement, count, cell_costs, machine.link, memory, machine.memory_limit_bytes) + max(updates)
+    bound = lower_bound_s(problem) + max(updates)
     if machine.cores is None:
         return bound
-    work = count * sum(sum(least_seconds(cost)) for cost in cell_costs) + sum(updates)
+    work = count * sum(map(sum, problem.least_s)) + sum(updates)
     return max(bound, work * pipeline.replicas / machine.cores)
 
 

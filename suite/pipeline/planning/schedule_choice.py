@@ -13,6 +13,7 @@ from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
+from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.plan import (
     Alternative,
@@ -99,8 +100,8 @@ def _searched(
     if step_lower_bound_s(placement, pipeline, cell_costs, memory_fit, ranges, machine) > (1 - LEAST_GAIN) * below_s:
         return None
     given = placement, pipeline.micro_batches, cell_costs, machine.link, memory_fit.stage_memories(ranges)
-    may_recompute = pipeline.remat != "never"
-    schedule = search(*given, machine.memory_limit_bytes, machine.transport, starts, may_recompute)
+    limit_bytes, may_recompute = machine.memory_limit_bytes, pipeline.remat != "never"
+    schedule = search(SchedulingProblem(*given, limit_bytes, machine.transport, may_recompute), starts)
     if schedule is None or schedule in starts:
         return None
     rows = rows_of(schedule, placement)

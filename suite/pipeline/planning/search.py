@@ -20,14 +20,11 @@ from heapq import heappop, heappush
 from itertools import product
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import PartialSchedule, SchedulingProblem
-from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
-from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
+from suite.pipeline.planning.simulate import simulate
+from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.action import Schedule
-from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.validate import validate
 
 ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 10_000
@@ -42,41 +39,28 @@ _EXACT = 1 - 1e-9
 
 
 def search(
-    placement: CellPlacement,
-    micro_batches: int,
-    costs: Sequence[CellCost],
-    links: Link | Links,
-    memory: Sequence[Sequence[CellMemory]],
-    limit_bytes: int,
-    transport: TransportName = "gloo",
-    starts: Sequence[Schedule] = (),
-    may_recompute: bool = True,
-    seconds: float = 10.0,
-    seed: int = 0,
+    problem: SchedulingProblem, starts: Sequence[Schedule] = (), seconds: float = 10.0, seed: int = 0
 ) -> Schedule | None:
-    """Returns the fastest schedule found that ``validate`` accepts and whose stages need at most ``limit_bytes``
-    (``peak_bytes``), by the step time of ``simulate``; None if none is found. It is never slower than any of ``starts``
-    that fits. Each cell takes its micro-batches in order; without ``may_recompute`` all graphs are kept.
+    """Returns the fastest schedule found that ``validate`` accepts and that fits the problem's memory, by the step time
+    of ``simulate``; None if none is found. It is never slower than any of ``starts`` that fits. Each cell takes its
+    micro-batches in order.
 
-    ``memory`` has the cells of each stage. Policies and partial schedules are tried for ``seconds`` at the rates above;
-    the clock is not read. Raises SettingError for no time.
+    Policies and partial schedules are tried for ``seconds`` at the rates above; the clock is not read. Raises
+    SettingError for no time.
     """
     if seconds <= 0:
         raise SettingError(f"the search for a schedule has {seconds} s; it needs more than 0")
-    flow = flow_control(transport, placement.stages, len(costs) // placement.stages)
-    pairs = [(at, at + 1) for at in range(len(costs) - 1)]
-    pairs += [(at, far.to) for at, cost in enumerate(costs) for far in cost.far_messages]
+    costs, micro_batches, owners = problem.costs, problem.micro_batches, problem.placement.owners
 
     def step_s(schedule: Schedule) -> float:
-        return simulate(schedule, costs, links, flow, placement.owners).seconds
+        return simulate(schedule, costs, problem.links, problem.flow, owners).seconds
 
     def fits(schedule: Schedule) -> bool:
-        peaks = (peak_bytes(actions, *cells, flow=flow) for actions, cells in zip(schedule, memory, strict=True))
-        return all(peak <= limit_bytes for peak in peaks)
+        stages = zip(schedule, problem.stage_memory, strict=True)
+        return all(peak_bytes(actions, *cells, flow=problem.flow) <= problem.limit_bytes for actions, cells in stages)
 
     best = min((start for start in starts if fits(start)), key=step_s, default=None)
-    problem = SchedulingProblem(placement, micro_batches, costs, links, flow, memory, limit_bytes, may_recompute)
-    bound = lower_bound_s(placement, micro_batches, costs, links, memory, limit_bytes)
+    bound = lower_bound_s(problem)
     policies = min(MAX_POLICIES, int(seconds * ACTIONS_PER_S / (3 * len(costs) * micro_batches)))
     found = _climb(problem, bound, max(1, policies), random.Random(seed))
     below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
@@ -87,7 +71,7 @@ def search(
         if best is not None and step_s(schedule) >= step_s(best):
             break
         try:
-            validate(schedule, micro_batches, True, transport, pairs, placement.owners)
+            validate(schedule, micro_batches, True, problem.transport, problem.pairs, owners)
         except SettingError:  # it deadlocks where messages wait for each other
             continue
         if fits(schedule):

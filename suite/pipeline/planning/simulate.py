@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.skip_costs import MessageCost
-from suite.pipeline.schedule.action import Action, recomputed_in, virtual_stages_of
+from suite.pipeline.schedule.action import Action, of_kind, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.timeline import Span, Timeline
@@ -80,12 +80,18 @@ class CellCost:
             return self.backward_s + (self.split_s - self.weight_grad_s)
         return {"R": self.recompute_s, "B": self.backward_s, "W": self.weight_grad_s}[kind]
 
+    @property
+    def least_seconds(self) -> tuple[float, float, float, float]:
+        """The least seconds of a forward, what its graph adds, a backward, and what its weight gradients add."""
+        forward, backward = min(self.forward_s, self.recompute_s), min(self.backward_s, self.seconds("I", False))
+        return forward, self.recompute_s - forward, backward, self.backward_s - backward
+
 
 def action_seconds(
     schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost], placement: CellPlacement
 ) -> Callable[[int, Action], float]:
     """Returns a function of a stage and one of its actions: how long the action takes."""
-    recomputed = [recomputed_in(actions) for actions in schedule]
+    recomputed = [of_kind(actions, "R") for actions in schedule]
     own = [placement.on_stage(stage, cells) for stage in range(placement.stages)]
 
     def seconds(stage: int, action: Action) -> float:

@@ -33,7 +33,7 @@ from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.step_state import CellState, StepState
 from suite.pipeline.runtime.worker_status import DeviceMark, WorkerStatus
-from suite.pipeline.schedule.action import Action, last_grad_actions, recomputed_in
+from suite.pipeline.schedule.action import Action, last_grad_actions, of_kind
 from suite.pipeline.schedule.config import ScheduleConfig
 
 
@@ -167,7 +167,8 @@ class Executor:
         )
         metadata = self._recv_metadata(0, batch)
         actions = self.schedule_config.actions(coord.stages, len(metadata.cuts), train)[coord.stage]
-        state = StepState(step, metadata.offset, train, actions, recomputed_in(actions), last_grad_actions(actions))
+        recomputed, splits = of_kind(actions, "R"), of_kind(actions, "I")
+        state = StepState(step, metadata.offset, train, actions, recomputed, splits, last_grad_actions(actions))
         self._add_cell(state, metadata)
         if batch is not None:
             assert len(batch) == len(metadata.cuts), (
@@ -255,7 +256,8 @@ class Executor:
             inputs = self._to_device(state.inputs[i])
         start = self._mark(action, received=cell.activations is not None)
         boundary = cell.layout.output(i)
-        micro_batch = CellMicroBatch(inputs, cell.layout.inputs[i], boundary, state.step, state.offset + i, v)
+        splits = (v, i) in state.splits
+        micro_batch = CellMicroBatch(inputs, cell.layout.inputs[i], boundary, state.step, state.offset + i, v, splits)
         if state.train:
             cell.micro_batches[i] = micro_batch
         if state.train and (v, i) not in state.recomputed:

@@ -41,6 +41,8 @@ class CellMicroBatch:
     index: int = 0
     """Of the micro-batch in the whole mini-batch, for the seeds."""
     virtual_stage: int = 0
+    splits_backward: bool = True
+    """Whether its backward may defer weight gradients."""
     output_edges: tuple[GradientEdge | None, ...] | None = None
     buffers: Values = field(default_factory=list)
     """What the buffers that its forward without graph changed were before it."""
@@ -185,6 +187,8 @@ class Stage:
             tensor.detach().requires_grad_() if spec.needs_gradient else tensor
             for tensor, spec in zip(micro_batch.inputs, micro_batch.input_boundary.tensors, strict=True)
         )
+        if self._weight_grads:
+            self._weight_grads[micro_batch.virtual_stage].split_products(micro_batch.splits_backward)
         with torch.enable_grad(), replaced(micro_batch.buffers):
             outputs, metric = self.forward(micro_batch, targets)
             differentiable = outputs

@@ -50,7 +50,7 @@ def with_deferrable_linears(layer: nn.Module) -> nn.Module:
             module.__class__ = DeferrableLinear
             linear = cast(DeferrableLinear, module)
             linear.grad_queue, linear.keeps_cast, linear.kept_cast = None, False, None
-            linear.adds_to_grad = False
+            linear.adds_to_grad, linear.splits = False, True
     return layer
 
 
@@ -61,6 +61,15 @@ class WeightGradStore:
         self._modules: list[Any] = [module for module in cell.modules() if hasattr(module, "grad_queue")]
         self._linears = [module for module in self._modules if isinstance(module, DeferrableLinear)]
         self._parameters = list(cell.parameters())
+        self._splits = True
+
+    def split_products(self, splits: bool) -> None:
+        """Whether the backward of the next forwards may be deferred. Without autocast others are those of
+        ``nn.Linear``, which take less time where layers are narrow."""
+        if splits != self._splits:
+            self._splits = splits
+            for linear in self._linears:
+                linear.splits = splits
 
     def keep_casts(self, keep: bool) -> None:
         """Whether each linear module keeps weight and bias, cast to another type, for its next products; if not, the
@@ -122,6 +131,8 @@ class DeferrableLinear(nn.Linear):
     grad_queue: _ModuleQueue | None
     adds_to_grad: bool
     """Whether a backward runs whose products add to ``.grad``."""
+    splits: bool
+    """Whether the backward of a forward may be deferred."""
     keeps_cast: bool
     kept_cast: tuple[Tensor, Tensor | None] | None
 
@@ -139,6 +150,8 @@ class DeferrableLinear(nn.Linear):
         dtype = _product_dtype(x)
         if not torch.is_grad_enabled():  # without keeps_cast, as in decoding, autocast keeps the cast
             return F.linear(x, *(self.values_in(dtype) if self.keeps_cast else (self.weight, self.bias)))
+        if not self.splits and dtype == self.weight.dtype:
+            return F.linear(x, self.weight, self.bias)
         rows: Tensor = _DeferrableLinear.apply(x.reshape(-1, self.in_features).to(dtype), self.weight, self.bias, self)
         # rows stay rows: what changes a view in place, such as a clip of the logits, copies its gradient twice
         return rows if x.ndim == 2 else rows.view(*x.shape[:-1], self.out_features)

@@ -87,9 +87,9 @@ def virtual_stages_of(schedule: Sequence[Sequence[Action]]) -> int:
     return 1 + max((action.virtual_stage for actions in schedule for action in actions), default=0)
 
 
-def recomputed_in(actions: Sequence[Action]) -> set[tuple[int, int]]:
-    """Returns (virtual stage, micro-batch) of everything that a stage recomputes."""
-    return {(action.virtual_stage, action.micro_batch) for action in actions if action.kind == "R"}
+def of_kind(actions: Sequence[Action], kind: Kind) -> set[tuple[int, int]]:
+    """Returns (virtual stage, micro-batch) of a stage's actions of one kind."""
+    return {(action.virtual_stage, action.micro_batch) for action in actions if action.kind == kind}
 
 
 def last_grad_actions(actions: Sequence[Action]) -> set[Action]:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
-from experiments.planning.planner import _merged
+from experiments.planning.planner import merged
 from experiments.registry import TASKS, find, read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
@@ -303,7 +303,7 @@ def test_names_of_other_libraries_lead_to_settings_that_exist() -> None:
 def test_a_value_with_spaces_needs_quotes(quote: str) -> None:
     experiment = t12_400m().with_settings(f"train.steps=5  train.checkpoint_dir={quote}/my disk/runs{quote}")
     assert (experiment.train.steps, experiment.train.checkpoint_dir) == (5, "/my disk/runs")
-    printed = _merged("train.steps=5", f"train.checkpoint_dir={quote}/my disk/runs{quote}")  # as a plan's remedy has it
+    printed = merged("train.steps=5", f"train.checkpoint_dir={quote}/my disk/runs{quote}")  # as a plan's remedy has it
     assert t12_400m().with_settings(printed) == experiment
 
 

@@ -4,6 +4,7 @@ import random
 
 from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.planning.lower_bound import lower_bound_s
+from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.search import search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.stage_memory import CellMemory
@@ -49,8 +50,8 @@ def random_case(stages: int, micro_batches: int, cells: int, seed: int) -> Case:
 def check_optimum(case: Case, seconds: float = 10.0) -> None:
     """Checks that the search finds the fastest of all schedules, and that it is not below the bound."""
     placement = CellPlacement(case.stages, case.owners)
-    arguments = placement, case.micro_batches, case.costs, Link(), case.stage_memory, case.limit_bytes
-    found = search(*arguments, seconds=seconds)
+    problem = SchedulingProblem(placement, case.micro_batches, case.costs, Link(), case.stage_memory, case.limit_bytes)
+    found = search(problem, seconds=seconds)
     step_s = simulate(found, case.costs, owners=case.owners).seconds if found else float("inf")
     assert least_step_s(case, step_s) == step_s, f"a faster schedule exists: {case}"
-    assert lower_bound_s(*arguments) <= step_s * (1 + 1e-9), f"the bound exceeds the optimum: {case}"
+    assert lower_bound_s(problem) <= step_s * (1 + 1e-9), f"the bound exceeds the optimum: {case}"

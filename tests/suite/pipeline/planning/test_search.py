@@ -11,6 +11,7 @@ from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.planning import lower_bound
 from suite.pipeline.planning.lower_bound import lower_bound_s
+from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.search import search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.skip_costs import MessageCost
@@ -63,15 +64,15 @@ def test_what_is_found_is_valid_fits_and_is_no_slower_than_any_generator(seed):
     given_s = [
         simulate(start, costs, link, flow).seconds for start, peak in zip(starts, peaks, strict=True) if peak <= limit
     ]
-    found = search(CellPlacement(stages), micro_batches, costs, link, memory, limit, transport, starts, seconds=0.05)
+    problem = SchedulingProblem(CellPlacement(stages), micro_batches, costs, link, memory, limit, transport)
+    found = search(problem, starts, seconds=0.05)
     if found is None:
         assert not given_s
         return
     validate(found, micro_batches, True, transport)
     assert all(peak_bytes(a, *m, flow=flow) <= limit for a, m in zip(found, memory, strict=True))
     found_s = simulate(found, costs, link, flow).seconds
-    bound_s = lower_bound_s(CellPlacement(stages), micro_batches, costs, link, memory, limit)
-    assert bound_s * (1 - 1e-9) <= found_s <= min(given_s, default=float("inf"))
+    assert lower_bound_s(problem) * (1 - 1e-9) <= found_s <= min(given_s, default=float("inf"))
 
 
 def _random_cost(rng, at, cells):
@@ -97,27 +98,29 @@ def test_equal_cells_of_a_v_need_nothing_beyond_the_bound():
     stages, micro_batches = 4, 8
     costs, placement = [CellCost(1, 1, 2, weight_grad_s=1)] * 8, CellPlacement(stages, v_shaped(stages))
     memory = [[CellMemory(0, 0, 1, *[0] * 7)] * 2] * stages
-    found = search(placement, micro_batches, costs, Link(), memory, limit_bytes=24)
-    assert lower_bound_s(placement, micro_batches, costs, Link(), memory, 24) == micro_batches * 6 + stages - 1
-    assert simulate(found, costs, owners=placement.owners).seconds == micro_batches * 6 + stages - 1
+    problem = SchedulingProblem(placement, micro_batches, costs, Link(), memory, limit_bytes=24)
+    assert lower_bound_s(problem) == micro_batches * 6 + stages - 1
+    assert simulate(search(problem), costs, owners=placement.owners).seconds == micro_batches * 6 + stages - 1
 
 
 def test_the_same_arguments_find_the_same_schedule():
     costs = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
     memory = [[CellMemory(0, 0, 1, *[0] * 7)]] * 4
-    one, other = (search(CellPlacement(4), 6, costs, Link(), memory, 3, seconds=0.1, seed=5) for _ in range(2))
+    problem = SchedulingProblem(CellPlacement(4), 6, costs, Link(), memory, limit_bytes=3)
+    one, other = (search(problem, seconds=0.1, seed=5) for _ in range(2))
     assert one == other
 
 
 def test_nothing_is_found_where_not_even_one_micro_batch_fits():
     memory = [[CellMemory(10, 1, 1, *[0] * 7)]] * 2
-    assert search(CellPlacement(2), 2, [CellCost(1, 1, 2)] * 2, Link(), memory, limit_bytes=10) is None
+    assert search(SchedulingProblem(CellPlacement(2), 2, [CellCost(1, 1, 2)] * 2, Link(), memory, 10)) is None
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
 def test_a_search_without_time_is_refused(seconds):
+    problem = SchedulingProblem(CellPlacement(1), 1, [CellCost(1, 1, 2)], Link(), [[CellMemory(*[0] * 10)]], 0)
     with pytest.raises(SettingError, match="more than 0"):
-        search(CellPlacement(1), 1, [CellCost(1, 1, 2)], Link(), [[CellMemory(*[0] * 10)]], 0, seconds=seconds)
+        search(problem, seconds=seconds)
 
 
 def test_where_memory_holds_one_graph_others_run_their_forward_again():
@@ -126,7 +129,8 @@ def test_where_memory_holds_one_graph_others_run_their_forward_again():
     T = 6 + 8 (4 + 2) + 4 (8 - (T - 6) / 14)."""
     costs = [CellCost(4, 4, 2)] * 4
     memory = [[CellMemory(0, 0, 1, 0, 1, *[0] * 5)]] * 4
-    roomy, tight = (lower_bound_s(CellPlacement(4), 8, costs, Link(), memory, limit) for limit in (8, 1))
+    given = CellPlacement(4), 8, costs, Link(), memory
+    roomy, tight = (lower_bound_s(SchedulingProblem(*given, limit)) for limit in (8, 1))
     assert roomy == 66
     assert tight == pytest.approx(68 + 2 / 9, rel=1e-5)
 

@@ -4,8 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.tables.sleeping import SyntheticLayer
+from experiments.tables.sleeping import SquareError, SyntheticLayer
+from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime import weight_grad
+from suite.pipeline.runtime.executor import CellLinks, Executor
+from suite.pipeline.runtime.skip import SkipLayout
+from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.weight_grad import DeferrableLinear, WeightGradStore, with_deferrable_linears
+from suite.pipeline.schedule.config import ScheduleConfig
+from tests.suite.pipeline.build import unpartitioned
 
 KINDS = [torch.float64, torch.float32]
 
@@ -92,3 +100,27 @@ def test_a_sleeping_layer_puts_off_half_of_its_backward():
     assert len(later) == 1
     later[0].add()
     assert torch.equal(layer.weight.grad, torch.full((1,), 2.0))
+
+
+def test_only_the_micro_batches_of_which_a_schedule_splits_the_backward_pay_for_it(monkeypatch):
+    """In the others a linear layer is torch's own; in both the gradients are those of the whole model."""
+    seen, apply = [], weight_grad._DeferrableLinear.apply
+
+    def counted(*arguments):
+        seen.append(str(executor.status.action))
+        return apply(*arguments)
+
+    monkeypatch.setattr(weight_grad._DeferrableLinear, "apply", counted)
+    config = ScheduleConfig("csv", rows=("0F0 0F1 0I0 0W0 0B1 0F2 0R2 0I2 0W2",))
+    with torch.device("meta"):
+        layers = [each.double() for each in (nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 4))]
+    cells = [range(len(layers))]
+    stage = Stage(layers, cells, SquareError(), torch.device("cpu"), "fp32", 7, config.defers_weight_grads)
+    executor = Executor(RankCoord(0, 1, 1), stage, [CellLinks(SkipLayout([], cells, 0), None)], config)
+    rows = torch.randn(3, 2, 5, dtype=torch.float64)
+    batch = MiniBatch([(x,) for x in rows], [(torch.zeros(2, 4, dtype=torch.float64),)] * 3, 6.0)
+    executor.train(batch, 0)
+    assert set(seen) == {"F0", "R2"}
+    _, expected = unpartitioned(layers, SquareError(), batch, 0)
+    found = {key: parameter.grad for key, parameter in stage.named_parameters().items()}
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

@@ -1,0 +1,97 @@
+"""The fastest settings of a run: no other is planned faster, and what the user sets stays."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.planning.best import best_plans, settings_of
+from experiments.planning.plan_report import PlanReport
+from experiments.planning.planner import estimated_costs, try_plan
+from suite.errors import PlanError
+from suite.pipeline.planning.devices import GIB
+from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, translation
+
+FREE = "train.batch_tokens=4096"
+
+
+def shape(report: PlanReport) -> tuple[int, int]:
+    return report.experiment.pipeline.stages, report.experiment.pipeline.replicas
+
+
+@pytest.mark.parametrize("cluster", ["4xH100", "6x16GiB"])
+def test_no_other_setting_is_planned_faster(cluster: str) -> None:
+    work, devices = translation(FREE), parse_cluster(cluster, LAPTOP)
+    plans = best_plans(work, devices, estimated_costs, FREE)
+    others = []
+    for stages, replicas, power in itertools.product(range(1, 7), range(1, 7), range(5)):
+        if stages * replicas > devices.devices:
+            continue
+        for schedule, remat in itertools.product(("fill_drain", "1f1b", "zero_bubble"), ("never", "except_last")):
+            changes = {
+                "stages": stages, "replicas": replicas, "micro_batches": stages << power, "schedule": schedule,
+                "remat": remat,
+            }  # fmt: skip
+            other = work.with_pipeline(work.pipeline.model_copy(update=changes))
+            others.append(try_plan(other, devices, estimated_costs).step_s)
+    assert plans[0].step_s <= 1.01 * min(others)  # M was chosen with 1F1B
+    assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
+    assert plans[0].experiment.batch == work.batch
+
+
+def test_only_shapes_that_no_other_exceeds_are_planned() -> None:
+    plans = best_plans(translation(FREE), Cluster(6, 12 * GIB, "gpu"), estimated_costs, FREE)
+    assert sorted(map(shape, plans)) == [(1, 6), (2, 3), (3, 2), (6, 1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("pipeline.stages=2", {(2, 4)}),
+        ("pipeline.replicas=3", {(2, 3)}),
+        ("pipeline.stages=2 pipeline.replicas=2", {(2, 2)}),
+        ("pipeline.layers_per_cell=3,4 pipeline.stages=2", {(2, 4)}),
+    ],
+)
+def test_what_is_given_stays(given: str, expected: set[tuple[int, int]]) -> None:
+    plans = best_plans(translation(f"{FREE} {given}"), ROOMY, estimated_costs, given)
+    assert set(map(shape, plans)) == expected
+    if "layers" in given:
+        assert plans[0].plan.layers_per_cell == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ("pipeline.micro_batches=16", "micro_batches", 16),
+        ("pipeline.schedule=fill_drain", "schedule", "fill_drain"),
+        ("pipeline.remat=never", "remat", "never"),
+        ("pipeline.virtual_stages=2 pipeline.schedule=interleaved pipeline.stages=2", "virtual_stages", 2),
+    ],
+)
+def test_a_given_setting_of_every_plan_stays(given: str, name: str, value: object) -> None:
+    plans = best_plans(translation(f"{FREE} {given}"), ROOMY, estimated_costs, given)
+    assert {getattr(plan.plan.pipeline, name) for plan in plans} == {value}
+
+
+def test_a_schedule_of_your_own_keeps_its_stages_and_micro_batches(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    given = f"pipeline.schedule={tmp_path / 'own.csv'} pipeline.micro_batches=2 pipeline.stages=2"
+    (plan,) = best_plans(translation(f"{FREE} {given}"), ROOMY, estimated_costs, given)
+    assert (shape(plan), plan.experiment.pipeline.micro_batches) == ((2, 4), 2)
+
+
+def test_the_settings_of_a_plan_make_the_plan() -> None:
+    work, cluster = translation(FREE), parse_cluster("4xH100", LAPTOP)
+    for plan in best_plans(work, cluster, estimated_costs, FREE)[2:]:
+        again = try_plan(work.with_settings(settings_of(plan, work)), cluster, estimated_costs)
+        assert (again.step_s, again.plan.layers_per_cell) == (plan.step_s, plan.plan.layers_per_cell)
+
+
+@pytest.mark.usefixtures("without_nccl")
+def test_what_fits_no_shape_is_refused_with_the_faults_of_the_most_stages() -> None:
+    with pytest.raises(PlanError, match=r"needs .* GiB"):
+        best_plans(translation(FREE), Cluster(3, 2 * MIB, "gpu"), estimated_costs, FREE)
