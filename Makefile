@@ -32,7 +32,7 @@ checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN
 	@$(GPIPE) checkpoints -- "$$RUN"
 
 plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=16x16GiB, BEST=1, FORMAT=json, SCALE=, SET=; without NAME: a list
-	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" $${BEST:+--best} -- "$$NAME"
+	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" $(if $(filter-out 0,$(BEST)),--best) -- "$$NAME"
 
 table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, prediction, paper_plans, breakdown (RUN=); without NAME, list them
 	@$(GPIPE) table --run "$$RUN" -- "$$NAME"

@@ -34,7 +34,7 @@ BUDGETS = {
     "experiments/huggingface": 1040,
     "experiments/images": 360,
     "experiments/language_model": 380,
-    "experiments/planning": 1190,
+    "experiments/planning": 1210,
     "experiments/report": 300,
     "experiments/scaling": 130,
     "experiments/sweeps": 2530,
@@ -47,7 +47,7 @@ BUDGETS = {
     "suite/evaluation": 480,
     "suite/pipeline/model": 930,
     "suite/pipeline/planning": 3880,
-    "suite/pipeline/runtime": 2710,
+    "suite/pipeline/runtime": 2720,
     "suite/pipeline/schedule": 1690,
     "suite/training": 3790,
 }

@@ -2,8 +2,8 @@
 
     K x R on the devices -> with 1F1B, M as a plan chooses it -> the fastest few with all schedules -> two are searched
 
-    6 devices     K   1 2 3 6        of the shapes on 6 devices only these: with 5 x 1 or 2 x 2 some would be idle
-                  R   6 3 2 1
+    6 devices     K   1 2 3 6        shapes to which neither a stage nor a replica can be added; if none of them fits,
+                  R   6 3 2 1        those with one replica
 
 The mini-batch and the model stay, and the settings that are given. At first 1F1B stands for all schedules: it needs
 little memory, and no other is far from it.
@@ -18,16 +18,16 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.planning.plan_report import CostModel, PlanReport
-from experiments.planning.planner import compared, try_plan
+from experiments.planning.planner import compared, try_plan, with_step_interval
 from suite.errors import PlanError
 from suite.log import Log
 from suite.settings import AUTO
 
 SHOWN = 6
-"""Plans with all schedules, the best one among them."""
+"""How many shapes are planned again with every schedule."""
 
 SEARCHED = 2
-"""Plans whose schedule is also searched."""
+"""For how many of these a schedule is searched."""
 
 _BY_THE_FILE = ("stages", "micro_batches", "schedule", "virtual_stages")
 """What a schedule from a file determines."""
@@ -42,15 +42,23 @@ def best_plans(
     """
     fixed = {path.removeprefix("pipeline.") for path in overrides.parse(given, type(work)) if "pipeline." in path}
     fixed.update(_BY_THE_FILE if work.pipeline.schedule_rows else ())
-    fixed.update(("stages",) if "layers_per_cell" in fixed else ())
-    free = _with(work, fixed, micro_batches=AUTO, remat="auto", layers_per_cell=None, virtual_stages=1)
-    shapes = [_with(free, (), stages=k, replicas=r) for k, r in _shapes(free, cluster, fixed)]
-    first_try = "auto" if "virtual_stages" in fixed else "1f1b"
-    tried = _fitting([_with(shape, fixed, schedule=first_try) for shape in shapes], cluster, cost_model, log)
-    exact = [_with(report.experiment, fixed, schedule="auto") for report in tried[:SHOWN]]
-    plans = _fitting(exact, cluster, cost_model, log)
+    fixed.update(("stages",) if work.pipeline.layers_per_cell is not None else ())
+    fixed.update(("virtual_stages",) if "schedule" in fixed else ())
+    free = _with(work, fixed, micro_batches=AUTO, remat="auto", virtual_stages=1)
+    by_name = not fixed & {"schedule", "virtual_stages", "remat"}  # where 1F1B can stand for all schedules
+    first_try = _with(free, fixed, schedule="1f1b" if by_name else "auto")
+    largest, others = _shapes(first_try, cluster, fixed)
+    try:
+        plans = _fitting(first_try, largest, cluster, cost_model, log)[:SHOWN]
+    except PlanError:
+        if not others:
+            raise
+        plans = _fitting(first_try, others, cluster, cost_model, log)[:SHOWN]
+    if by_name:
+        exact = [_with(report.experiment, (), schedule="auto") for report in plans]
+        plans = _sorted([try_plan(work, cluster, cost_model) for work in exact])
     searched = [compared(report, log) for report in plans[:SEARCHED]]
-    return sorted([*searched, *plans[SEARCHED:]], key=lambda report: report.step_s)
+    return _sorted([*searched, *map(with_step_interval, plans[SEARCHED:])])
 
 
 def _with(work: Experiment, fixed: Collection[str], **changes: Any) -> Experiment:
@@ -59,29 +67,39 @@ def _with(work: Experiment, fixed: Collection[str], **changes: Any) -> Experimen
     return work.with_pipeline(work.pipeline.model_copy(update=update))
 
 
-def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str]) -> list[tuple[int, int]]:
-    """Returns K and R of the shapes that no other exceeds, the fewest stages first."""
-    pipeline, layers = work.pipeline, len(work.build()[0])
-    stages = [pipeline.stages] if "stages" in fixed else range(1, min(layers, cluster.devices) + 1)
-    replicas = [pipeline.replicas] if "replicas" in fixed else range(1, min(work.min_rows, cluster.devices) + 1)
-    shapes = [(k, r) for k in stages for r in replicas if k * r <= cluster.devices]
-    if not shapes:  # its plan says what is missing
-        return [(pipeline.stages, pipeline.replicas)]
-    return [(k, r) for k, r in shapes if not any(a >= k and b >= r and (a, b) != (k, r) for a, b in shapes)]
+_Shapes = Sequence[tuple[int, int]]
+"""Pairs of K and R."""
 
 
-def _fitting(works: Sequence[Experiment], cluster: Cluster, cost_model: CostModel, log: Log) -> list[PlanReport]:
-    """Returns the plans that fit, the fastest first. Raises the last fault if there is none."""
+def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str]) -> tuple[_Shapes, _Shapes]:
+    """Returns the shapes to which neither a stage nor a replica can be added, and those with the least replicas."""
+    pipeline, devices = work.pipeline, cluster.devices
+    most_rows = work.min_rows // max(1, pipeline.micro_batches)
+    least = pipeline.replicas if "replicas" in fixed else 1
+    stages = range(1, min(work.list_length // pipeline.virtual_stages, devices // least) + 1)
+    if "stages" in fixed:
+        stages = range(pipeline.stages, pipeline.stages + 1)
+    most = {k: least if "replicas" in fixed else max(1, min(most_rows, devices // k)) for k in stages}
+    largest = [(k, r) for k, r in most.items() if most.get(k + 1) != r]
+    # without any, its plan says what is missing
+    return largest or [(1, least)], [(k, least) for k in stages if (k, least) not in largest]
+
+
+def _fitting(work: Experiment, shapes: _Shapes, cluster: Cluster, cost_model: CostModel, log: Log) -> list[PlanReport]:
+    """Returns the plans of the shapes that fit, the fastest first. Raises the last fault if there is none."""
     plans, fault = [], None
-    for work in works:
-        pipeline = work.pipeline
-        log(f"plans of K = {pipeline.stages}, R = {pipeline.replicas}, {pipeline.schedule}")
+    for stages, replicas in shapes:
+        log(f"K = {stages}, R = {replicas}")
         try:
-            plans.append(try_plan(work, cluster, cost_model))
+            plans.append(try_plan(_with(work, (), stages=stages, replicas=replicas), cluster, cost_model))
         except PlanError as error:
             fault = error
     if not plans and fault is not None:
         raise fault
+    return _sorted(plans)
+
+
+def _sorted(plans: Sequence[PlanReport]) -> list[PlanReport]:
     return sorted(plans, key=lambda report: report.step_s)
 
 
@@ -90,6 +108,6 @@ def settings_of(report: PlanReport, work: Experiment) -> str:
     wanted, before = report.plan.pipeline, work.pipeline
     if wanted.schedule == "search":  # it is searched again, and found again
         wanted = report.experiment.pipeline
-    names = ("stages", "replicas", "micro_batches", "schedule", "virtual_stages", "remat", "layers_per_cell")
-    changes = {name: getattr(wanted, name) for name in names if getattr(wanted, name) != getattr(before, name)}
-    return " ".join(f"pipeline.{name}={'none' if value is None else value}" for name, value in changes.items())
+    names = ("stages", "replicas", "micro_batches", "schedule", "virtual_stages", "remat")
+    changed = [name for name in names if getattr(wanted, name) != getattr(before, name)]
+    return " ".join(f"pipeline.{name}={getattr(wanted, name)}" for name in changed)

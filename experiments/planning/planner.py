@@ -113,7 +113,7 @@ def compared(planned: PlanReport, log: Log) -> PlanReport:
     each = bytes_per_parameter(planned.experiment.optimizer, pipeline.replicas)
     asked = layer_costs.costs, pipeline, each, layer_costs.machine
     plan = search_schedule(compare_schedules(planned.plan, *asked), *asked)
-    return _with_step_interval(replace(planned, plan=plan))
+    return with_step_interval(replace(planned, plan=plan))
 
 
 def _frozen_errors(work: Experiment) -> list[str]:
@@ -289,7 +289,7 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: 
     return PlanReport(work, cluster, placed_costs, plan, model_facts(work).parameters, notes, placement)
 
 
-def _with_step_interval(report: PlanReport) -> PlanReport:
+def with_step_interval(report: PlanReport) -> PlanReport:
     """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device."""
     device, machine, logits_bytes = report.layer_costs.device, report.layer_costs.machine, report.cluster.logits_bytes
     if device is None:

@@ -17,7 +17,7 @@ from experiments.base.hints import option
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
-from experiments.planning.best import best_plans, settings_of
+from experiments.planning.best import SEARCHED, best_plans, settings_of
 from experiments.planning.neighbours import limit_replicas_to_cluster
 from experiments.planning.plan_report import PlanReport, table_lines
 from experiments.planning.planner import merged, plan_workload
@@ -31,7 +31,7 @@ from launch.terminal import Terminal
 from launch.tracking.progress import log_when_long
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
-from suite.errors import SettingError, nearest
+from suite.errors import PlanError, SettingError, nearest
 
 
 def print_plan(
@@ -45,13 +45,13 @@ def print_plan(
     log_console = Terminal(stderr=True) if form == "json" else console
     work, plans = make_named(name, cluster, scale, settings, lambda text: log_console.print(text), best)
     if form == "json":
-        records = [planned.as_dict() for planned in plans]
+        records = [planned.as_dict() | {"settings": settings_of(planned, work)} for planned in plans]
         print(json.dumps(records if best else records[0], indent=1, allow_nan=False))
         return
     for line in plans[0].lines():
         console.print(line)
     if best:
-        console.print(f"the fastest plans of {name}:")
+        console.print(f"the fastest plans of {name}; a schedule was searched for {min(SEARCHED, len(plans))} of them:")
         for line in table_lines(plans):
             console.print(line)
         chosen = f'"{merged(settings, settings_of(plans[0], work))}"'
@@ -74,7 +74,10 @@ def make_named(
             find_costs = cost_model(CACHE / "costs", log, backend, request.data)
             notes = (*devices.notes, *request.notes)
             if best:
-                plans = best_plans(request.work, devices, find_costs, settings, set_part)
+                try:
+                    plans = best_plans(request.work, devices, find_costs, settings, set_part)
+                except PlanError as fault:
+                    raise PlanError(fault.errors, notes=notes) from None
                 return request.work, [replace(plans[0], notes=(*notes, *plans[0].notes)), *plans[1:]]
             planned = plan_workload(request.work, devices, find_costs, notes, request.settings, set_part)
             return request.work, [planned]

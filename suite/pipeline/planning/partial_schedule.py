@@ -22,7 +22,8 @@ from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 
 
 class SchedulingProblem:
-    """What a search and a lower bound are given, and what follows from it; lists by cell or by stage."""
+    """The problem of a search and of a lower bound: what is given, and what follows from it; lists by cell or by
+    stage."""
 
     def __init__(
         self,

@@ -187,8 +187,7 @@ class Stage:
             tensor.detach().requires_grad_() if spec.needs_gradient else tensor
             for tensor, spec in zip(micro_batch.inputs, micro_batch.input_boundary.tensors, strict=True)
         )
-        if self._weight_grads:
-            self._weight_grads[micro_batch.virtual_stage].split_products(micro_batch.splits_backward)
+        self._split_products(micro_batch)
         with torch.enable_grad(), replaced(micro_batch.buffers):
             outputs, metric = self.forward(micro_batch, targets)
             differentiable = outputs
@@ -212,6 +211,7 @@ class Stage:
         assert edges is not None, "backward before forward"
         live = [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge is not None]
         if live:
+            self._split_products(micro_batch)  # a layer may recompute in its backward
             adds = self._adds_in_product
             with self._weight_grads[micro_batch.virtual_stage].adding_to_grad() if adds else nullcontext():
                 torch.autograd.backward([edge for edge, _ in live], [grad for _, grad in live])
@@ -220,6 +220,10 @@ class Stage:
             for tensor, spec in zip(micro_batch.inputs, micro_batch.input_boundary.tensors, strict=True)
             if spec.needs_gradient
         )
+
+    def _split_products(self, micro_batch: CellMicroBatch) -> None:
+        if self._weight_grads:
+            self._weight_grads[micro_batch.virtual_stage].split_products(micro_batch.splits_backward)
 
     def warm_up(self, micro_batch: CellMicroBatch, targets: Tensors, train: bool) -> None:
         """Runs a cell's forward, and to train its backwards, whole and deferred, so that the device has loaded the
@@ -237,6 +241,7 @@ class Stage:
         boundary = micro_batch.output_boundary
         wanted = [spec.needs_gradient for spec in boundary.tensors] if boundary is not None else [True]
         for deferred in (False, self.defers_weight_grads) if train else ():
+            micro_batch.splits_backward = deferred
             outputs, _ = self.forward_with_graph(micro_batch, targets)
             gradients = tuple(torch.zeros_like(t) for t, needed in zip(outputs, wanted, strict=True) if needed)
             if deferred:

@@ -40,7 +40,7 @@ class StepState:
     recomputed: set[tuple[int, int]]
     """Virtual stage and micro-batch of each ``R``."""
     splits: set[tuple[int, int]]
-    """Of each ``I``."""
+    """Virtual stage and micro-batch of each ``I``."""
     last_grad_actions: set[Action]
     cells: list[CellState] = field(default_factory=list)
     inputs: Sequence[Tensors] | None = None

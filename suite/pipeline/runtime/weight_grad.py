@@ -64,8 +64,8 @@ class WeightGradStore:
         self._splits = True
 
     def split_products(self, splits: bool) -> None:
-        """Whether the backward of the next forwards may be deferred. Without autocast others are those of
-        ``nn.Linear``, which take less time where layers are narrow."""
+        """Whether the backward of the next forwards may be deferred. In fp32 a backward that is not deferred is that of
+        ``nn.Linear``, which is faster where layers are narrow."""
         if splits != self._splits:
             self._splits = splits
             for linear in self._linears:

@@ -10,7 +10,7 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.best import best_plans, settings_of
 from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import estimated_costs, try_plan
+from experiments.planning.planner import estimated_costs, plan_workload, try_plan
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, translation
@@ -39,7 +39,6 @@ def test_no_other_setting_is_planned_faster(cluster: str) -> None:
             others.append(try_plan(other, devices, estimated_costs).step_s)
     assert plans[0].step_s <= 1.01 * min(others)  # M was chosen with 1F1B
     assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
-    assert plans[0].experiment.batch == work.batch
 
 
 def test_only_shapes_that_no_other_exceeds_are_planned() -> None:
@@ -86,9 +85,25 @@ def test_a_schedule_of_your_own_keeps_its_stages_and_micro_batches(tmp_path: Pat
 
 def test_the_settings_of_a_plan_make_the_plan() -> None:
     work, cluster = translation(FREE), parse_cluster("4xH100", LAPTOP)
-    for plan in best_plans(work, cluster, estimated_costs, FREE)[2:]:
-        again = try_plan(work.with_settings(settings_of(plan, work)), cluster, estimated_costs)
+    plans = best_plans(work, cluster, estimated_costs, FREE)
+    assert len(plans) == 3
+    for plan in plans:
+        again = plan_workload(work.with_settings(settings_of(plan, work)), cluster, estimated_costs)
         assert (again.step_s, again.plan.layers_per_cell) == (plan.step_s, plan.plan.layers_per_cell)
+
+
+def test_no_more_replicas_are_planned_than_there_are_rows_for_the_given_micro_batches() -> None:
+    given = "pipeline.stages=2 pipeline.micro_batches=16"
+    (plan,) = best_plans(translation(f"{given} train.batch_tokens=1600"), ROOMY, estimated_costs, given)
+    rows = plan.experiment.min_rows
+    assert shape(plan) == (2, rows // 16)
+    assert 1 < rows // 16 < 4
+
+
+def test_stages_of_several_cells_are_no_more_than_the_layers_allow() -> None:
+    given = "pipeline.replicas=1 pipeline.schedule=interleaved pipeline.virtual_stages=2"
+    plans = best_plans(translation(f"{FREE} {given} pipeline.stages=2"), ROOMY, estimated_costs, given)
+    assert shape(plans[0]) == (3, 1)  # 7 layers
 
 
 @pytest.mark.usefixtures("without_nccl")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from experiments.tables.sleeping import SquareError, SyntheticLayer
 from suite.pipeline.model.microbatch import MiniBatch
@@ -13,6 +14,7 @@ from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.weight_grad import DeferrableLinear, WeightGradStore, with_deferrable_linears
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.remat import UNLIMITED
 from tests.suite.pipeline.build import unpartitioned
 
 KINDS = [torch.float64, torch.float32]
@@ -102,25 +104,57 @@ def test_a_sleeping_layer_puts_off_half_of_its_backward():
     assert torch.equal(layer.weight.grad, torch.full((1,), 2.0))
 
 
-def test_only_the_micro_batches_of_which_a_schedule_splits_the_backward_pay_for_it(monkeypatch):
-    """In the others a linear layer is torch's own; in both the gradients are those of the whole model."""
+def gradients_of(actions, make_layers, monkeypatch=None):
+    """Returns the gradients of one stage with these actions, those of the whole model, and the actions whose linear
+    layers can be split."""
     seen, apply = [], weight_grad._DeferrableLinear.apply
 
     def counted(*arguments):
         seen.append(str(executor.status.action))
         return apply(*arguments)
 
-    monkeypatch.setattr(weight_grad._DeferrableLinear, "apply", counted)
-    config = ScheduleConfig("csv", rows=("0F0 0F1 0I0 0W0 0B1 0F2 0R2 0I2 0W2",))
+    if monkeypatch is not None:
+        monkeypatch.setattr(weight_grad._DeferrableLinear, "apply", counted)
+    config = ScheduleConfig("csv", (UNLIMITED,), rows=(actions,))
     with torch.device("meta"):
-        layers = [each.double() for each in (nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 4))]
+        layers = [layer.double() for layer in make_layers()]
     cells = [range(len(layers))]
     stage = Stage(layers, cells, SquareError(), torch.device("cpu"), "fp32", 7, config.defers_weight_grads)
     executor = Executor(RankCoord(0, 1, 1), stage, [CellLinks(SkipLayout([], cells, 0), None)], config)
-    rows = torch.randn(3, 2, 5, dtype=torch.float64)
-    batch = MiniBatch([(x,) for x in rows], [(torch.zeros(2, 4, dtype=torch.float64),)] * 3, 6.0)
+    rows = torch.randn(actions.count("F"), 2, 5, dtype=torch.float64)
+    batch = MiniBatch([(x,) for x in rows], [(torch.zeros(2, 4, dtype=torch.float64),)] * len(rows), 6.0)
     executor.train(batch, 0)
-    assert set(seen) == {"F0", "R2"}
     _, expected = unpartitioned(layers, SquareError(), batch, 0)
-    found = {key: parameter.grad for key, parameter in stage.named_parameters().items()}
+    return {key: parameter.grad for key, parameter in stage.named_parameters().items()}, expected, seen
+
+
+def test_only_the_micro_batches_of_which_a_schedule_splits_the_backward_pay_for_it(monkeypatch):
+    """In the others a linear layer is torch's own; in both the gradients are those of the whole model."""
+    actions = "0F0 0F1 0I0 0W0 0B1 0F2 0R2 0I2 0W2"
+    found, expected, seen = gradients_of(
+        actions, lambda: [nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 4)], monkeypatch
+    )
+    assert set(seen) == {"F0", "R2"}
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+class Recomputing(nn.Module):
+    """A linear layer that runs again in its backward."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.linear, self.reentrant = nn.Linear(5, 5), reentrant
+
+    def reset_parameters(self):
+        self.linear.reset_parameters()
+
+    def forward(self, x):
+        return checkpoint(self.linear, x, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_layer_that_recomputes_in_its_backward_does_as_in_its_forward(reentrant):
+    """Between F0 and I0 runs a forward whose backward is not split."""
+    rows = "0F0 0F1 0I0 0W0 0B1"
+    found, expected, _ = gradients_of(rows, lambda: [nn.Linear(5, 5), Recomputing(reentrant), nn.Linear(5, 4)])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
