@@ -107,6 +107,6 @@ def test_stages_of_several_cells_are_no_more_than_the_layers_allow() -> None:
 
 
 @pytest.mark.usefixtures("without_nccl")
-def test_what_fits_no_shape_is_refused_with_the_faults_of_the_most_stages() -> None:
+def test_a_run_that_fits_no_shape_is_refused_with_what_it_needs() -> None:
     with pytest.raises(PlanError, match=r"needs .* GiB"):
         best_plans(translation(FREE), Cluster(3, 2 * MIB, "gpu"), estimated_costs, FREE)
