@@ -120,8 +120,8 @@ MUTATIONS = (
     Mutation(
         "a bias is added on the CPU",
         "suite/pipeline/runtime/weight_grad.py",
-        "bias_grad = gradient.sum(0).to(bias.dtype)",
-        "bias_grad = gradient.cpu().sum(0).to(bias.dtype)",
+        "summand = gradient.sum(0).to(module.bias.dtype)",
+        "summand = gradient.cpu().sum(0).to(module.bias.dtype)",
         "toy, zero_bubble",
     ),
     Mutation(
