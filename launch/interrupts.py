@@ -39,7 +39,7 @@ RELEASE_S = 0.5
 """Seconds for multiprocessing's finalizers: they may wait for a lock that the main thread holds."""
 
 _received, _unwound, _leaving = threading.Event(), threading.Event(), threading.Lock()
-_in_command = False
+_in_command = _is_handled = False
 
 
 def _restart_advice() -> str:
@@ -125,8 +125,10 @@ def _message() -> str:
 
 
 def _on_signal(number: int, frame: object) -> None:
-    if _received.is_set():
+    global _is_handled
+    if _is_handled:  # not ``_received``: the thread may have set it before
         return
+    _is_handled = True
     _received.set()
     sys.unraisablehook = lambda _: None
     threading.excepthook = lambda _: None

@@ -29,6 +29,9 @@ from suite.errors import (
 )
 from suite.pipeline.planning.placement import Placement, place, shortage
 
+HOLD_S = 15
+"""Seconds for Ray to give this run the devices that it chose; longer means that another run took one first."""
+
 SPARE_NODE_TIMEOUT_S = 20.0
 """Seconds to wait for a replacement of lost devices before a run continues with fewer, or ends."""
 
@@ -52,7 +55,7 @@ class RayTrainLauncher:
         """Node id of each rank."""
 
     def __enter__(self) -> RayTrainLauncher:
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(START_DEADLINE))
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(HOLD_S))
         # the controller detects a failed worker at its next health check
         os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
         return self
@@ -73,14 +76,33 @@ class RayTrainLauncher:
         try:
             self._connection.open(len(watchdog.coords))
             self._device_timeout_s = experiment.train.device_timeout_s
-            watchdog.paused = True
-            agents = self._agents_for(attempt, experiment)
-            watchdog.paused = False
-            agents.begin(attempt, watchdog)
-            _wait_for_workers(agents, watchdog)
+            until = time.monotonic() + START_DEADLINE
+            while not self._ran(attempt, experiment, watchdog, last=time.monotonic() > until):
+                self._log("another run took some of these devices first; choosing others")
         except Exception as error:
             raise self._handle_failure(error, watchdog) from error
         self._release()
+
+    def _ran(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog, last: bool) -> bool:
+        """Runs an attempt; returns False if another run took the devices first. On the ``last`` try raises BusyError
+        instead. Two runs that start at the same moment see the same free devices."""
+        from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+
+        watchdog.paused = True
+        agents = self._agents_for(attempt, experiment)
+        watchdog.paused = False
+        agents.begin(attempt, watchdog)
+        try:
+            _wait_for_workers(agents, watchdog)
+        except Exception as error:
+            if not isinstance(_unwrap(error), WorkerGroupStartupTimeoutError):
+                raise
+            if last:
+                raise BusyError(
+                    f"other runs took the devices first, several times in {START_DEADLINE} s; try again"
+                ) from error
+            return False
+        return True
 
     def _agents_for(self, attempt: Attempt, experiment: Experiment) -> Agents:
         """Returns the previous attempt's agents if they can be reused, otherwise new ones."""

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2.api.exceptions import ControllerError
 
 from launch.backends import ray_train
 from launch.backends.ray_train import RayTrainLauncher, root_cause
 from launch.storage_sync import data_transfer
 from launch.storage_sync.folder_delta import MARKER
-from suite.errors import NeighbourLostError, WorkerDiedError, WorkerError
+from suite.errors import BusyError, NeighbourLostError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, place
 
 
@@ -34,12 +36,20 @@ def session(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_train, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes = [Node("1", "a", 2, 2)]
     connection = SimpleNamespace(
-        nodes=lambda kind: nodes, nodes_and_silent=lambda kind: (nodes, []), end_controller=bool, close=bool
+        open=lambda workers: None,
+        connected=False,
+        nodes=lambda kind: nodes,
+        nodes_and_silent=lambda kind: (nodes, []),
+        end_controller=bool,
+        close=bool,
     )
     attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False)
     made = RayTrainLauncher(connection, attempt, place(nodes, 2, 1), print)
-    experiment = SimpleNamespace(pipeline=SimpleNamespace(stages=2, replicas=1))
+    experiment = SimpleNamespace(
+        pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0)
+    )
 
+    made.attempt, made.experiment = attempt, experiment
     made.begin = lambda: made._agents_for(attempt, experiment)
     return made
 
@@ -56,6 +66,36 @@ def test_agents_that_ended_are_not_reused(session):
     agents.alive = False
     assert session.begin() is not agents
     assert agents.ended
+
+
+@pytest.mark.parametrize("deadline_s", [60, -1])
+def test_devices_that_another_run_took_first_are_chosen_again(session, monkeypatch, deadline_s):
+    started = []
+
+    def agents(*arguments):
+        started.append(FakeAgents(*arguments))
+        taken = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
+        answers = [taken] if len(started) <= 2 else [{0: None, 1: None}]
+        started[-1].reports = lambda: raise_or_return(answers.pop())
+        started[-1].begin = lambda attempt, watchdog: None
+        started[-1].alive = len(started) > 2
+        return started[-1]
+
+    monkeypatch.setattr(ray_train, "Agents", agents)
+    monkeypatch.setattr(ray_train, "START_DEADLINE", deadline_s)
+    watchdog = SimpleNamespace(coords=range(2), heartbeats={}, verdict=None)
+    if deadline_s > 0:
+        session.run(session.attempt, session.experiment, watchdog)
+    else:
+        with pytest.raises(BusyError, match="other runs took the devices first"):
+            session.run(session.attempt, session.experiment, watchdog)
+    assert len(started) == (3 if deadline_s > 0 else 1)
+
+
+def raise_or_return(answer):
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 @pytest.mark.parametrize("send_files", [False, True])
