@@ -46,7 +46,7 @@ BUDGETS = {
     "suite/decoding": 500,
     "suite/evaluation": 480,
     "suite/pipeline/model": 930,
-    "suite/pipeline/planning": 3880,
+    "suite/pipeline/planning": 3960,
     "suite/pipeline/runtime": 2720,
     "suite/pipeline/schedule": 1690,
     "suite/training": 3790,

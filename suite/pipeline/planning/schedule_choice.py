@@ -1,13 +1,14 @@
 """The other schedules of a plan: those that its settings allow, and what search finds.
 
 placements of the cells -> for each, cuts of the layers -> search in each stage's memory -> the fastest of all
+                                                           half of the time for all cuts, half for the best of them
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
@@ -29,6 +30,9 @@ from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import rows_of
 from suite.settings import PipelineSettings
+
+SEARCH_S = 10.0
+"""The time of all searches of a plan, in the seconds of ``search``."""
 
 LEAST_GAIN = 0.001
 """The share of a step that a search must be able to save: a cut whose lower bound promises less is not searched."""
@@ -55,22 +59,65 @@ def search_schedule(
     """
     if pipeline.schedule != "auto" or pipeline.remat not in ("auto", "never") or pipeline.stages == 1:
         return plan
-    best = plan
-    for settings in _by_placement(pipeline, len(costs)):
-        without_recomputes = settings[0].model_copy(update={"remat": "never"})
-        fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
-        outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in settings]
-        fitting = sorted((one for one in outcomes if isinstance(one, Plan)), key=lambda one: one.step_s)
-        cuts = [one.layers_per_cell for one in fitting[:1]]
-        if pipeline.layers_per_cell is None:
-            cuts += [fit.lightest_cut(), fit.cut_with_even_stages()]
-        for cut in dict.fromkeys(cuts):
-            starts = [one.schedule for one in fitting if one.layers_per_cell == cut]
-            found = _searched(settings[0], cut, starts, costs, bytes_per_param, machine, best.step_s)
-            best = min(best, found or best, key=lambda one: one.step_s)
-    if best is plan:
+    asked = costs, bytes_per_param, machine
+    cuts = [cut for cut in _cuts(pipeline, *asked) if cut.bound_s <= (1 - LEAST_GAIN) * plan.step_s]
+    found = [(cut, _searched(cut, *asked, SEARCH_S / 2 / len(cuts))) for cut in cuts]
+    searched = [(cut, one) for cut, one in found if one is not None]
+    if not searched:
+        return plan
+    cut, best = min(searched, key=lambda each: each[1].step_s)
+    best = min(best, _searched(cut, *asked, SEARCH_S / 2, seed=1) or best, key=lambda one: one.step_s)
+    if best.step_s >= plan.step_s:
         return plan
     return replace(best, alternatives=(*plan.alternatives, Alternative.of(best.pipeline, best)))
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A cut of the layers into cells, with what a search for it is given."""
+
+    pipeline: PipelineSettings
+    ranges: list[range]
+    starts: list[Schedule]
+    """The named schedules that fit."""
+    problem: SchedulingProblem
+    bound_s: float
+    """Of the step."""
+
+
+def _cuts(
+    pipeline: PipelineSettings, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine
+) -> Iterator[_Cut]:
+    """Yields the cuts to search: for each placement those of the fastest named schedule, of the least memory, and of
+    even stages."""
+    for settings in _by_placement(pipeline, len(costs)):
+        outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in settings]
+        fitting = sorted((one for one in outcomes if isinstance(one, Plan)), key=lambda one: one.step_s)
+        layers_per_cell = [one.layers_per_cell for one in fitting[:1]]
+        if pipeline.layers_per_cell is None:
+            without_recomputes = settings[0].model_copy(update={"remat": "never"})
+            fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
+            layers_per_cell += [fit.lightest_cut(), fit.cut_with_even_stages()]
+        memory_fit = MemoryFit(costs, settings[0], bytes_per_param, machine)
+        placement = ScheduleConfig(settings[0].schedule, virtual_stages=settings[0].virtual_stages).placement(
+            pipeline.stages
+        )
+        for lengths in dict.fromkeys(layers_per_cell):
+            ranges = cell_ranges(lengths, len(costs))
+            cell_costs = [cell_cost(costs, ranges, at, settings[0], machine) for at in range(len(ranges))]
+            problem = SchedulingProblem(
+                placement,
+                pipeline.micro_batches,
+                cell_costs,
+                machine.link,
+                memory_fit.stage_memories(ranges),
+                machine.memory_limit_bytes,
+                machine.transport,
+                pipeline.remat != "never",
+            )
+            bound_s = step_lower_bound_s(placement, settings[0], cell_costs, memory_fit, ranges, machine)
+            starts = [one.schedule for one in fitting if one.layers_per_cell == lengths]
+            yield _Cut(settings[0], ranges, starts, problem, bound_s)
 
 
 def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[PipelineSettings]]:
@@ -83,33 +130,18 @@ def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[Pi
 
 
 def _searched(
-    pipeline: PipelineSettings,
-    cut: tuple[int, ...],
-    starts: Sequence[Schedule],
-    costs: Sequence[LayerCost],
-    bytes_per_param: float,
-    machine: Machine,
-    below_s: float,
+    cut: _Cut, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine, seconds: float, seed: int = 0
 ) -> Plan | None:
-    """Returns the plan that search finds for a cut of the layers, if one may take less than ``below_s`` and it is none
-    of ``starts``."""
-    ranges, stages = cell_ranges(cut, len(costs)), pipeline.stages
-    placement = ScheduleConfig(pipeline.schedule, virtual_stages=pipeline.virtual_stages).placement(stages)
-    cell_costs = [cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))]
-    memory_fit = MemoryFit(costs, pipeline, bytes_per_param, machine)
-    if step_lower_bound_s(placement, pipeline, cell_costs, memory_fit, ranges, machine) > (1 - LEAST_GAIN) * below_s:
+    """Returns the plan that search finds for a cut of the layers, if any."""
+    schedule = search(cut.problem, cut.starts, seconds, seed)
+    if schedule is None:
         return None
-    given = placement, pipeline.micro_batches, cell_costs, machine.link, memory_fit.stage_memories(ranges)
-    limit_bytes, may_recompute = machine.memory_limit_bytes, pipeline.remat != "never"
-    schedule = search(SchedulingProblem(*given, limit_bytes, machine.transport, may_recompute), starts)
-    if schedule is None or schedule in starts:
-        return None
-    rows = rows_of(schedule, placement)
-    searched = pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
+    rows = rows_of(schedule, cut.problem.placement)
+    searched = cut.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
     # with the tensors that wait between two cells of a stage in this schedule
     fit = MemoryFit(costs, searched.model_copy(update={"remat": "never"}), bytes_per_param, machine)
     with suppress(PlanError):  # such as a circle of waits on NCCL, of which the search knows nothing
-        found = assemble(costs, searched, fit, ranges, fit.schedule_config, machine)
+        found = assemble(costs, searched, fit, cut.ranges, fit.schedule_config, machine)
         if all(cell.peak_bytes <= machine.memory_limit_bytes for cell in found.cells):
             return found
     return None

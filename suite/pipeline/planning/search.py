@@ -3,9 +3,10 @@
     policies: limits and priorities -> climb: change one, keep what is not slower -> small pipelines: all schedules
 
 A policy plays all stages: a free stage runs the first action in its order of priority that its limits, its messages and
-its memory allow. The climb begins with the fastest of a family: run-ahead limits in multiples of what fills the
-pipeline, as 1F1B has them, backwards or forwards first, the later or the earlier cell first. For
-small pipelines all schedules are tried (``_fastest_of_all``).
+its memory allow. A policy is given up when it can no longer be the fastest. The climb begins in a family: run-ahead
+limits in multiples of what fills the pipeline, as 1F1B has them, graphs kept or recomputed, backwards or forwards
+first, the later or the earlier cell first. There it improves one choice at a time. For small pipelines all schedules
+are tried (``_fastest_of_all``).
 
 All work is counted, so a seed finds the same schedule on every machine.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import product
+from typing import Any
 
 from suite.errors import SettingError
 from suite.pipeline.planning.lower_bound import lower_bound_s
@@ -31,6 +33,7 @@ ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 10_000
 """The work of a second: on one core of 2020, actions of policies, and partial schedules of small pipelines."""
 
 MAX_POLICIES = 400
+"""Tried to their end; many more are given up before."""
 SMALL_CELLS, SMALL_MICRO_BATCHES = 6, 3
 """The largest pipeline whose schedules are all tried."""
 
@@ -61,13 +64,14 @@ def search(
 
     best = min((start for start in starts if fits(start)), key=step_s, default=None)
     bound = lower_bound_s(problem)
-    policies = min(MAX_POLICIES, int(seconds * ACTIONS_PER_S / (3 * len(costs) * micro_batches)))
-    found = _climb(problem, bound, max(1, policies), random.Random(seed))
+    most = min(int(seconds * ACTIONS_PER_S), MAX_POLICIES * 3 * len(costs) * micro_batches)
+    found = _climb(problem, bound, max(1, most), random.Random(seed))
     below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
     is_small = len(costs) <= SMALL_CELLS and micro_batches <= SMALL_MICRO_BATCHES
     if below * _EXACT > bound and is_small:
         found += _fastest_of_all(problem, below, int(seconds * PARTIAL_SCHEDULES_PER_S))
-    for schedule in sorted((partial.schedule() for partial in found), key=step_s):
+    for partial in reversed(found):
+        schedule = partial.schedule()
         if best is not None and step_s(schedule) >= step_s(best):
             break
         try:
@@ -99,23 +103,40 @@ class _Policy:
     """The share of an action's time for which a stage rather waits for a better choice that it knows will come."""
 
 
-def _policies(problem: SchedulingProblem) -> Iterator[_Policy]:
-    """Yields the policies with which the climb begins."""
-    count, cells = problem.micro_batches, range(len(problem.owner))
+def _family(problem: SchedulingProblem) -> dict[str, list[Any]]:
+    """Returns the values of each argument of ``_policy`` that are worth trying, the likeliest first."""
+    is_tight = not all(problem.holds_all)
+    keeps = ["all", "what fits", "nothing"] if is_tight and problem.may_recompute else ["all"]
+    has_many = any(len(own) > 1 for own in problem.own)
+    return {
+        "fill_and_keep": list(product((1.5, 1.0, 2.0, 3.0, 0.75, 0.5, 0.25), keeps)),
+        "split": ["all", "last", "first and last"] if any(cost.split_s for cost in problem.costs) else ["all"],
+        "backwards_first": [True, False],
+        "step": [1, -1] if has_many else [1],
+        "weights_first": [False, True] if is_tight else [False],
+    }
+
+
+def _policy(
+    problem: SchedulingProblem,
+    fill_and_keep: tuple[float, str],
+    split: str,
+    backwards_first: bool,
+    step: int,
+    weights_first: bool,
+) -> _Policy:
+    """Returns a policy of the family: forwards run ahead ``fill`` times as far as fills the pipeline, and keep their
+    graphs; ``_order`` has the rest."""
+    (fill, keep), count, cells = fill_and_keep, problem.micro_batches, range(len(problem.owner))
     forward, backward, deferred = (problem.seconds[kind] for kind in "FIW")
     period = max(sum(forward[at] + backward[at] + deferred[at] for at in own) for own in problem.own)
     trips = [sum(forward[at:]) + sum(backward[at:]) for at in cells]
     drains = tuple(min(count, math.ceil(sum(backward[:at]) / deferred[at])) if deferred[at] else 0 for at in cells)
-    every = (count,) * len(cells)
-    splits = [(every, every), ((0,) * len(cells), drains), (drains, drains)]
-    splits = splits if any(cost.split_s for cost in problem.costs) else splits[:1]
-    fills = (1.0, 1.5, 2.0, 3.0, 0.75, 0.5, 0.25)
-    is_tight = (False,) if all(problem.holds_all) else (False, True)
-    for drops, fill, weights_first in product(is_tight, fills, is_tight):
-        ahead = tuple(max(1, min(count, math.ceil(fill * trip / (period or 1.0) * _EXACT))) for trip in trips)
-        for backwards_first, step, split in product((True, False), (1, -1), splits):
-            order = tuple(_order(own, backwards_first, step, weights_first) for own in problem.own)
-            yield _Policy(ahead, every, *split, order, drops)
+    ahead = tuple(max(1, min(count, math.ceil(fill * trip / (period or 1.0) * _EXACT))) for trip in trips)
+    every, none = (count,) * len(cells), (0,) * len(cells)
+    first, last = {"all": (every, every), "last": (none, drains), "first and last": (drains, drains)}[split]
+    order = tuple(_order(own, backwards_first, step, weights_first) for own in problem.own)
+    return _Policy(ahead, none if keep == "nothing" else every, first, last, order, keep == "what fits")
 
 
 def _order(own: Sequence[int], backwards_first: bool, step: int, weights_first: bool) -> tuple[tuple[str, int], ...]:
@@ -156,30 +177,54 @@ def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy
     return replace(policy, **{name: changed})  # type: ignore[arg-type]
 
 
-def _climb(problem: SchedulingProblem, bound: float, policies: int, rng: random.Random) -> list[PartialSchedule]:
-    """Returns the schedules of better and better policies, the best one last."""
-    begins = _policies(problem)
-    improvements: list[PartialSchedule] = []
-    best: tuple[float, float] = math.inf, math.inf
-    policy = None
-    for _ in range(policies):
-        tried = next(begins, None) or (policy and _changed(policy, problem.micro_batches, rng))
-        partial = tried and _played(problem, tried)
-        if not partial:
-            continue
+class _Climb:
+    """The fastest policy so far, and the work of finding it."""
+
+    def __init__(self, problem: SchedulingProblem, bound: float, most: int) -> None:
+        self._problem, self._bound, self._left = problem, bound, most
+        self._best: tuple[float, float] = math.inf, math.inf
+        self.policy: _Policy | None = None
+        self.improvements: list[PartialSchedule] = []
+        """The schedules of faster and faster policies."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``most`` actions have been tried, or nothing can be faster."""
+        return self._left <= 0 or self._best[0] * _EXACT <= self._bound
+
+    def tries(self, policy: _Policy) -> bool:
+        """Plays a policy; returns whether it is not slower than the fastest, and so becomes it."""
+        partial, actions = _played(self._problem, policy, self._best[0])
+        self._left -= max(1, actions)
+        if partial is None:
+            return False
         score = max(partial.free), sum(partial.free)  # of equal steps the one with more free time at the end
-        if score <= best:
-            if score < best:
-                improvements.append(partial)
-            best, policy = score, tried
-        if best[0] * _EXACT <= bound:
-            break
-    return improvements
+        if score > self._best:
+            return False
+        if score < self._best:
+            self.improvements.append(partial)
+        self._best, self.policy = score, policy
+        return True
 
 
-def _played(problem: SchedulingProblem, policy: _Policy) -> PartialSchedule | None:
-    """Returns the schedule of a policy, None if all stages wait for memory that nothing frees."""
-    partial = PartialSchedule(problem)
+def _climb(problem: SchedulingProblem, bound: float, most: int, rng: random.Random) -> list[PartialSchedule]:
+    """Returns the schedules of better and better policies, the best one last; tries about ``most`` actions."""
+    climb, family = _Climb(problem, bound, most), _family(problem)
+    chosen = {name: values[0] for name, values in family.items()}
+    for name, values in [*family.items()] * 2:
+        for value in values:
+            is_new = climb.policy is None or value != chosen[name]
+            if is_new and not climb.is_over and climb.tries(_policy(problem, **{**chosen, name: value})):
+                chosen[name] = value
+    while climb.policy is not None and not climb.is_over:
+        climb.tries(_changed(climb.policy, problem.micro_batches, rng))
+    return climb.improvements
+
+
+def _played(problem: SchedulingProblem, policy: _Policy, below: float) -> tuple[PartialSchedule | None, int]:
+    """Returns the schedule of a policy, and how many actions were tried. The schedule is None if all stages wait for
+    memory that nothing frees, or if it cannot take less than ``below``."""
+    partial, actions = PartialSchedule(problem), 0
     events = [(0.0, k) for k in range(problem.placement.stages)]
     while events:
         now, k = heappop(events)
@@ -188,13 +233,16 @@ def _played(problem: SchedulingProblem, policy: _Policy) -> PartialSchedule | No
         kind, at, time = _choice(partial, policy, k, now)
         if kind:
             end = partial.run(kind, at, now)
+            actions += 1
+            if actions % (4 * len(problem.owner)) == 0 and partial.least_end(now) > below:
+                return None, actions
             heappush(events, (end, k))
             direction = 1 if kind in "Ff" else -1
             for receiver in problem.receivers[direction][at] if kind not in "RW" else ():
                 heappush(events, (end, receiver))
         elif time < math.inf:
             heappush(events, (time, k))
-    return partial if partial.is_complete() else None
+    return partial if partial.is_complete() else None, actions
 
 
 def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tuple[str, int, float]:

@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
+from suite.pipeline.planning import schedule_choice
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.partition import with_even_stages
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.schedule_choice import search_schedule
+from suite.pipeline.planning.search import search
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import parse_rows, recomputes, rows_of
 from suite.settings import PipelineSettings
@@ -66,6 +68,20 @@ def test_without_recomputes_tight_memory_has_another_order():
     plan, searched = chosen(costs, max(cell.peak_bytes for cell in own.cells), **asked)
     assert searched.recomputes[0] == 0
     assert searched.step_s < plan.step_s <= own.step_s
+
+
+def test_all_searches_of_a_plan_share_their_time(monkeypatch):
+    given_s = []
+
+    def counted(problem, starts, seconds, seed):
+        given_s.append(seconds)
+        return search(problem, starts, seconds, seed)
+
+    monkeypatch.setattr(schedule_choice, "search", counted)
+    _, searched = chosen(UNEVEN, ROOMY, stages=2, micro_batches=6, remat="auto")
+    assert searched.pipeline.schedule == "search"
+    assert len(given_s) > 2
+    assert sum(given_s) == pytest.approx(schedule_choice.SEARCH_S)
 
 
 def test_what_is_not_left_to_the_plan_is_not_searched():

@@ -17,6 +17,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
 from suite.pipeline.schedule.flow_control import flow_control
+from suite.pipeline.schedule.remat import with_recomputes
 from suite.pipeline.schedule.schedules import fill_drain, interleaved, one_forward_one_backward, zero_bubble
 from suite.pipeline.schedule.validate import validate
 from tests.suite.pipeline.planning.exhaustive import Case, least_step_s
@@ -101,6 +102,19 @@ def test_equal_cells_of_a_v_need_nothing_beyond_the_bound():
     problem = SchedulingProblem(placement, micro_batches, costs, Link(), memory, limit_bytes=24)
     assert lower_bound_s(problem) == micro_batches * 6 + stages - 1
     assert simulate(search(problem), costs, owners=placement.owners).seconds == micro_batches * 6 + stages - 1
+
+
+def test_stages_of_several_cells_without_room_for_their_graphs_recompute_them():
+    """In little more than the memory of the interleaved schedule that recomputes all, search alone is no slower."""
+    stages, micro_batches = 4, 32
+    placement, costs = CellPlacement(stages, (*range(stages),) * 2), [CellCost(1, 1, 2, weight_grad_s=1)] * 8
+    named = [with_recomputes(actions, [0, 0]) for actions in interleaved(stages, micro_batches, 2)]
+    cells = [CellMemory(0, 1, 10, 0, 10, *[0] * 5)] * 2
+    flow = flow_control("gloo", stages, 2)
+    limit = max(peak_bytes(actions, *cells, flow=flow) for actions in named)
+    found = search(SchedulingProblem(placement, micro_batches, costs, Link(), [cells] * stages, limit + 5), seconds=0.5)
+    own, given = (simulate(schedule, costs, owners=placement.owners).seconds for schedule in (found, named))
+    assert own <= given
 
 
 def test_the_same_arguments_find_the_same_schedule():
