@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel, ValidationError
 
-from experiments.base.hints import option
+from experiments.base.hints import command, option
 from suite.errors import SettingError, nearest, shortened
 from suite.settings import MicroBatches
 
@@ -153,6 +153,11 @@ def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, A
         path, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:
             raise SettingError(f"setting '{shortened(setting)}' has no '='; write field=value, such as train.steps=50")
+        if path == "pipeline":
+            raise SettingError(
+                f"pipeline takes only auto, and only where {command('plan')} or {command('experiment')} plans a new "
+                "run; otherwise set pipeline.stages, pipeline.replicas and the others"
+            )
         if path not in known:
             raise SettingError(_unknown(path, known))
         if path in given:

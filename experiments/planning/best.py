@@ -11,17 +11,21 @@ little memory, and no other is far from it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.planning.plan_report import CostModel, PlanReport
+from experiments.planning.plan_report import CostModel, PlanReport, table_lines
 from experiments.planning.planner import compared, try_plan, with_step_interval
 from suite.errors import PlanError
 from suite.log import Log
 from suite.settings import AUTO
+
+CHOICE = "pipeline=auto"
+"""The setting of a new run that leaves all of this to its plan."""
 
 SHOWN = 6
 """How many shapes are planned again with every schedule."""
@@ -33,6 +37,13 @@ _BY_THE_FILE = ("stages", "micro_batches", "schedule", "virtual_stages")
 """What a schedule from a file determines."""
 
 
+def split_choice(settings: str) -> tuple[str, bool]:
+    """Returns the settings without ``pipeline=auto``, and whether it is among them."""
+    parts = overrides.split(settings)
+    rest = [part for part in parts if part != CHOICE]
+    return shlex.join(rest), len(rest) < len(parts)
+
+
 def best_plans(
     work: Experiment, cluster: Cluster, cost_model: CostModel, given: str, log: Log = lambda text: None
 ) -> list[PlanReport]:
@@ -40,25 +51,44 @@ def best_plans(
 
     Raises PlanError, with the faults of the shape that has the most stages, when none fits.
     """
-    fixed = {path.removeprefix("pipeline.") for path in overrides.parse(given, type(work)) if "pipeline." in path}
-    fixed.update(_BY_THE_FILE if work.pipeline.schedule_rows else ())
-    fixed.update(("stages",) if work.pipeline.layers_per_cell is not None else ())
-    fixed.update(("virtual_stages",) if "schedule" in fixed else ())
-    free = _with(work, fixed, micro_batches=AUTO, remat="auto", virtual_stages=1)
-    by_name = not fixed & {"schedule", "virtual_stages", "remat"}  # where 1F1B can stand for all schedules
-    first_try = _with(free, fixed, schedule="1f1b" if by_name else "auto")
-    largest, others = _shapes(first_try, cluster, fixed)
-    try:
-        plans = _fitting(first_try, largest, cluster, cost_model, log)[:SHOWN]
-    except PlanError:
-        if not others:
-            raise
-        plans = _fitting(first_try, others, cluster, cost_model, log)[:SHOWN]
-    if by_name:
+    fixed = _fixed(work, given)
+    plans = first_plans(work, cluster, cost_model, given, log)[:SHOWN]
+    if _chooses_schedule(fixed):
         exact = [_with(report.experiment, (), schedule="auto") for report in plans]
         plans = _sorted([try_plan(work, cluster, cost_model) for work in exact])
     searched = [compared(report, log) for report in plans[:SEARCHED]]
     return _sorted([*searched, *map(with_step_interval, plans[SEARCHED:])])
+
+
+def first_plans(
+    work: Experiment, cluster: Cluster, cost_model: CostModel, given: str | Iterable[str], log: Log = lambda text: None
+) -> list[PlanReport]:
+    """Returns plans for each K and R with 1F1B, or with the schedule that is given, the fastest first. Raises PlanError
+    as ``best_plans`` does."""
+    fixed = _fixed(work, given)
+    free = _with(work, fixed, micro_batches=AUTO, remat="auto", virtual_stages=1)
+    free = _with(free, fixed, schedule="1f1b" if _chooses_schedule(fixed) else "auto")
+    largest, others = _shapes(free, cluster, fixed)
+    try:
+        return _fitting(free, largest, cluster, cost_model, log)
+    except PlanError:
+        if not others:
+            raise
+        return _fitting(free, others, cluster, cost_model, log)
+
+
+def _fixed(work: Experiment, given: str | Iterable[str]) -> set[str]:
+    """Returns the names of the pipeline settings that stay."""
+    fixed = {path.removeprefix("pipeline.") for path in overrides.parse(given, type(work)) if "pipeline." in path}
+    fixed.update(_BY_THE_FILE if work.pipeline.schedule_rows else ())
+    fixed.update(("stages",) if work.pipeline.layers_per_cell is not None else ())
+    fixed.update(("virtual_stages",) if "schedule" in fixed else ())
+    return fixed
+
+
+def _chooses_schedule(fixed: Collection[str]) -> bool:
+    """Whether 1F1B can stand for all schedules."""
+    return not {"schedule", "virtual_stages", "remat"} & set(fixed)
 
 
 def _with(work: Experiment, fixed: Collection[str], **changes: Any) -> Experiment:
@@ -101,6 +131,13 @@ def _fitting(work: Experiment, shapes: _Shapes, cluster: Cluster, cost_model: Co
 
 def _sorted(plans: Sequence[PlanReport]) -> list[PlanReport]:
     return sorted(plans, key=lambda report: report.step_s)
+
+
+def lines_of(plans: Sequence[PlanReport]) -> Iterator[str]:
+    """Yields what ``best_plans`` found, as lines to print."""
+    name, searched = plans[0].experiment.name, min(SEARCHED, len(plans))
+    yield f"the fastest plans of {name}; a schedule was searched for {searched} of them:"
+    yield from table_lines(plans)
 
 
 def settings_of(report: PlanReport, work: Experiment) -> str:

@@ -9,6 +9,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.base.shrink import with_changes
+from experiments.planning.best import CHOICE, first_plans
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, try_plan
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
@@ -23,9 +24,11 @@ def choose_scale(
     no line of a run for a laptop of which nothing was.
 
     ``auto`` selects paper if the cluster can hold it and laptop otherwise. Raises PlacementError when ``paper`` is
-    requested and does not fit the cluster, SettingError for a bad setting.
+    requested and does not fit the cluster, SettingError for a bad setting. With ``pipeline=auto`` among the settings a
+    run fits if it does with any K, R and M.
     """
-    settings = list(settings)
+    given = list(settings)
+    settings = [setting for setting in given if setting != CHOICE]
     if requested == "slice":
         return _shrunk(paper, paper.at_slice_scale(cluster), settings, "as requested")
     if paper.scale == "laptop":
@@ -42,7 +45,7 @@ def choose_scale(
             raise
         # raises again if the settings are wrong at any scale
         return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because at scale paper {fault}")
-    shortage = find_shortage(whole, cluster)
+    shortage = _shortage_of_any(whole, cluster, settings) if CHOICE in given else find_shortage(whole, cluster)
     if shortage is None:
         return whole, f"{paper.title}, nothing shrunk"
     if requested == "paper":
@@ -51,6 +54,17 @@ def choose_scale(
             + option("SCALE", "laptop")
         )
     return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because paper {shortage}")
+
+
+def _shortage_of_any(experiment: Experiment, cluster: Cluster, settings: list[str]) -> str | None:
+    """Returns why no K, R and M that the settings allow fits the cluster; None if one does."""
+    if cluster.kind == "cpu":
+        return f"needs GPUs, and there are {cluster}"
+    try:
+        first_plans(experiment, cluster, estimated_costs, settings)
+    except PlanError as fault:
+        return f"does not fit with any K, R and M: {'; '.join(fault.errors)}"
+    return None
 
 
 def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:

@@ -21,6 +21,7 @@ from rich.console import Console
 from experiments.base import hints
 from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute, is_source
+from experiments.planning.best import split_choice
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.members.base import folder_name
@@ -161,6 +162,7 @@ def _packed_source(name: str) -> tuple[str, Path | None]:
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
     """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
+    settings, _ = split_choice(settings)
     if scale not in get_args(RequestedScale):
         raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(RequestedScale))}")
     if scale in ("paper", "auto"):  # auto may choose any scale

@@ -17,9 +17,9 @@ from experiments.base.hints import option
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
-from experiments.planning.best import SEARCHED, best_plans, settings_of
+from experiments.planning.best import best_plans, lines_of, settings_of, split_choice
 from experiments.planning.neighbours import limit_replicas_to_cluster
-from experiments.planning.plan_report import PlanReport, table_lines
+from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import merged, plan_workload
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
@@ -42,6 +42,8 @@ def print_plan(
 
     Raises SettingError for invalid arguments, PlanError when the run does not fit.
     """
+    settings, chooses = split_choice(settings)
+    best = best or chooses
     log_console = Terminal(stderr=True) if form == "json" else console
     work, plans = make_named(name, cluster, scale, settings, lambda text: log_console.print(text), best)
     if form == "json":
@@ -51,8 +53,7 @@ def print_plan(
     for line in plans[0].lines():
         console.print(line)
     if best:
-        console.print(f"the fastest plans of {name}; a schedule was searched for {min(SEARCHED, len(plans))} of them:")
-        for line in table_lines(plans):
+        for line in lines_of(plans):
             console.print(line)
         chosen = f'"{merged(settings, settings_of(plans[0], work))}"'
         console.print(f"the settings of the first: {option('SET', chosen)}")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.shrink import with_changes
+from experiments.planning.best import split_choice
 from experiments.planning.planner import row_errors
 from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
@@ -37,18 +38,21 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     backend = select_backend(launcher)
     with log_when_long(f"choosing the scale of {name}", console.print):
         chosen, scale_note = resolve(name, scale, backend.cluster(), settings)
-    backend.check_workers(chosen)
+    given, chooses = split_choice(settings)
     check_url(chosen.train.checkpoint_dir or "")
     if scale_note:
         console.print(scale_note)
-    if faults := row_errors(chosen):  # before any data is prepared
-        raise PlanError(faults)
+    if not chooses:  # before any data is prepared
+        backend.check_workers(chosen)
+        if faults := row_errors(chosen):
+            raise PlanError(faults)
     prepared = _prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
     session = Session(backend, console)
-    planned = session.plan(chosen, settings)
-    if chosen.pipeline.micro_batches == AUTO:
+    planned = session.plan_best(chosen, given) if chooses else session.plan(chosen, given)
+    backend.check_workers(planned.experiment)
+    if chooses or chosen.pipeline.micro_batches == AUTO:
         planned = replace(planned, experiment=with_changes(find(name), planned.experiment))
     run = new_run(chosen.name)
     session.train(run, planned)

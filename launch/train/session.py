@@ -14,6 +14,7 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
+from experiments.planning.best import best_plans, lines_of
 from experiments.planning.neighbours import shrunk_to
 from experiments.planning.plan_report import PlanReport, in_figures
 from experiments.planning.planner import plan_workload
@@ -72,12 +73,22 @@ class Session:
 
     def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
         """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
-        note = f"{chosen.title}; {_workers(chosen)} workers, {threads_of(chosen)} threads each"
         find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work = chosen.with_prepared(_data_of(chosen))
-            planned = plan_workload(work, self.backend.cluster(), find_costs, (note,), settings, set_part)
+            planned = plan_workload(work, self.backend.cluster(), find_costs, (_note(chosen),), settings, set_part)
         for line in planned.lines():
+            self.console.print(line)
+        return planned
+
+    def plan_best(self, chosen: Experiment, settings: str) -> PlanReport:
+        """Like ``plan``, with the fastest K, R, M and schedule that the settings allow; also prints the next ones."""
+        find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen))
+        with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
+            work = chosen.with_prepared(_data_of(chosen))
+            plans = best_plans(work, self.backend.cluster(), find_costs, settings, set_part)
+        planned = replace(plans[0], notes=(_note(plans[0].experiment), *plans[0].notes))
+        for line in (*planned.lines(), *lines_of(plans)):
             self.console.print(line)
         return planned
 
@@ -176,6 +187,10 @@ class CurrentRun:
             f"{devices} devices are left, and no plan of {requested.experiment.name} fits them; when more devices are "
             f"back, `{resume_command(self.run)}` continues from the latest checkpoint"
         )
+
+
+def _note(experiment: Experiment) -> str:
+    return f"{experiment.title}; {_workers(experiment)} workers, {threads_of(experiment)} threads each"
 
 
 def _workers(experiment: Experiment) -> int:

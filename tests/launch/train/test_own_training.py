@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import suite
+from experiments.registry import read_experiment_file
 from launch.train.command import resume, start
 from suite import TrainSpec
 from suite.errors import SettingError
@@ -60,8 +61,8 @@ def failing():
     return spec(fails)
 
 
-def train(name):
-    return start(f"{__file__}:{name}", "auto", "", "local", Console(quiet=True))
+def train(name, settings=""):
+    return start(f"{__file__}:{name}", "auto", settings, "local", Console(quiet=True))
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,16 @@ def test_each_metric_has_its_name_and_the_function_sees_every_line(run):
     before = noted().layers
     for (name, old), new in zip(before.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(old, new) == name.endswith("weight")
+
+
+def test_a_run_with_pipeline_auto_has_the_fastest_plan_and_keeps_what_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train("noted", "pipeline=auto pipeline.replicas=2")
+    chosen, planned = read_experiment_file(run.experiment).pipeline, read_json(run.plan_record)
+    assert (chosen.stages, chosen.replicas) == (1, 2)
+    assert (planned["K"], planned["R"], planned["M"]) == (1, 2, chosen.micro_batches)
+    assert "pipeline.stages 2 -> 1" in read_experiment_file(run.experiment).shrunk
+    assert read_json(run.record)["steps"] == 4
 
 
 def test_a_resume_that_would_drop_the_momentum_is_refused(run):
