@@ -104,11 +104,16 @@ def read_experiment_file(path: Path) -> Experiment:
 
 
 def resolve(
-    name: str, scale: RequestedScale, cluster: Cluster, settings: str | Iterable[str] = ()
+    name: str,
+    scale: RequestedScale,
+    cluster: Cluster,
+    settings: str | Iterable[str] = (),
+    any_shape: bool = False,
 ) -> tuple[Experiment, str]:
-    """Returns the run at a scale with settings applied, and one line that says what was shrunk and why.
+    """Returns the run at a scale with settings applied, and one line that says what was shrunk and why. With
+    ``any_shape`` its plan may choose K, R and M.
 
     Raises SettingError for an unknown name or a bad setting, PlacementError when ``paper`` does not fit the cluster.
     """
     given = overrides.split(settings) if isinstance(settings, str) else settings
-    return choose_scale(find(name), scale, cluster, given)
+    return choose_scale(find(name), scale, cluster, given, any_shape)

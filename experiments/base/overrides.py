@@ -155,8 +155,9 @@ def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, A
             raise SettingError(f"setting '{shortened(setting)}' has no '='; write field=value, such as train.steps=50")
         if path == "pipeline":
             raise SettingError(
-                f"pipeline takes only auto, and only where {command('plan')} or {command('experiment')} plans a new "
-                "run; otherwise set pipeline.stages, pipeline.replicas and the others"
+                f"pipeline takes only auto, and only in the {option('SET')} of {command('plan')}, "
+                f"{command('experiment')} and {command('submit')}, for a new run; otherwise set pipeline.stages, "
+                "pipeline.replicas and the others"
             )
         if path not in known:
             raise SettingError(_unknown(path, known))

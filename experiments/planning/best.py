@@ -18,14 +18,13 @@ from typing import Any
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.planning.plan_report import CostModel, PlanReport, table_lines
+from experiments.planning.plan_report import CostModel, PlanReport, in_figures, in_hours, in_seconds, schedule_name
 from experiments.planning.planner import compared, try_plan, with_step_interval
 from suite.errors import PlanError
 from suite.log import Log
+from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.simulate import Links
 from suite.settings import AUTO
-
-CHOICE = "pipeline=auto"
-"""The setting of a new run that leaves all of this to its plan."""
 
 SHOWN = 6
 """How many shapes are planned again with every schedule."""
@@ -38,21 +37,28 @@ _BY_THE_FILE = ("stages", "micro_batches", "schedule", "virtual_stages")
 
 
 def split_choice(settings: str) -> tuple[str, bool]:
-    """Returns the settings without ``pipeline=auto``, and whether it is among them."""
+    """Returns the settings without ``pipeline=auto``, which leaves all of this to the plan of a new run, and whether it
+    is among them."""
     parts = overrides.split(settings)
-    rest = [part for part in parts if part != CHOICE]
+    rest = [part for part in parts if part != "pipeline=auto"]
     return shlex.join(rest), len(rest) < len(parts)
 
 
 def best_plans(
-    work: Experiment, cluster: Cluster, cost_model: CostModel, given: str, log: Log = lambda text: None
+    work: Experiment,
+    cluster: Cluster,
+    cost_model: CostModel,
+    given: str,
+    log: Log = lambda text: None,
+    workers: int | None = None,
 ) -> list[PlanReport]:
-    """Returns plans of a run, the fastest first, each with another K and R. The settings that are ``given`` stay.
+    """Returns plans of a run, the fastest first, each with another K and R. The settings that are ``given`` stay; with
+    ``workers``, K x R is that number.
 
     Raises PlanError, with the faults of the shape that has the most stages, when none fits.
     """
     fixed = _fixed(work, given)
-    plans = first_plans(work, cluster, cost_model, given, log)[:SHOWN]
+    plans = first_plans(work, cluster, cost_model, given, log, workers)[:SHOWN]
     if _chooses_schedule(fixed):
         exact = [_with(report.experiment, (), schedule="auto") for report in plans]
         plans = _sorted([try_plan(work, cluster, cost_model) for work in exact])
@@ -61,14 +67,19 @@ def best_plans(
 
 
 def first_plans(
-    work: Experiment, cluster: Cluster, cost_model: CostModel, given: str | Iterable[str], log: Log = lambda text: None
+    work: Experiment,
+    cluster: Cluster,
+    cost_model: CostModel,
+    given: str | Iterable[str],
+    log: Log = lambda text: None,
+    workers: int | None = None,
 ) -> list[PlanReport]:
     """Returns plans for each K and R with 1F1B, or with the schedule that is given, the fastest first. Raises PlanError
     as ``best_plans`` does."""
     fixed = _fixed(work, given)
     free = _with(work, fixed, micro_batches=AUTO, remat="auto", virtual_stages=1)
     free = _with(free, fixed, schedule="1f1b" if _chooses_schedule(fixed) else "auto")
-    largest, others = _shapes(free, cluster, fixed)
+    largest, others = _shapes(free, cluster, fixed, workers)
     try:
         return _fitting(free, largest, cluster, cost_model, log)
     except PlanError:
@@ -101,14 +112,18 @@ _Shapes = Sequence[tuple[int, int]]
 """Pairs of K and R."""
 
 
-def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str]) -> tuple[_Shapes, _Shapes]:
-    """Returns the shapes to which neither a stage nor a replica can be added, and those with the least replicas."""
+def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers: int | None) -> tuple[_Shapes, _Shapes]:
+    """Returns the shapes to which neither a stage nor a replica can be added, and those with the least replicas; or
+    those of so many workers, if there are any."""
     pipeline, devices = work.pipeline, cluster.devices
     most_rows = work.min_rows // max(1, pipeline.micro_batches)
     least = pipeline.replicas if "replicas" in fixed else 1
     stages = range(1, min(work.list_length // pipeline.virtual_stages, devices // least) + 1)
     if "stages" in fixed:
         stages = range(pipeline.stages, pipeline.stages + 1)
+    exact = [(k, workers // k) for k in stages if workers is not None and workers % k == 0]
+    if exact := [(k, r) for k, r in exact if "replicas" not in fixed or r == least]:
+        return exact, []
     most = {k: least if "replicas" in fixed else max(1, min(most_rows, devices // k)) for k in stages}
     largest = [(k, r) for k, r in most.items() if most.get(k + 1) != r]
     # without any, its plan says what is missing
@@ -135,9 +150,26 @@ def _sorted(plans: Sequence[PlanReport]) -> list[PlanReport]:
 
 def lines_of(plans: Sequence[PlanReport]) -> Iterator[str]:
     """Yields what ``best_plans`` found, as lines to print."""
-    name, searched = plans[0].experiment.name, min(SEARCHED, len(plans))
-    yield f"the fastest plans of {name}; a schedule was searched for {searched} of them:"
-    yield from table_lines(plans)
+    yield f"the fastest plans of {plans[0].experiment.name}:"
+    yield from _table_lines(plans)
+
+
+def _table_lines(plans: Sequence[PlanReport]) -> Iterator[str]:
+    """Yields plans of a run as a table, in their order."""
+    unit = plans[0].experiment.unit
+    yield (
+        f"  {'K':>4}{'R':>5}{'M':>7}  {'schedule':<36}{'step':>9}{f'{unit}/s':>13}{'whole run':>14}"
+        f"{'largest stage':>15}{'bubble':>8}  links between nodes"
+    )
+    for report in plans:
+        plan, pipeline, link = report.plan, report.plan.pipeline, report.layer_costs.machine.link
+        peak = max(cell.peak_bytes for cell in plan.cells) / GIB
+        yield (
+            f"  {pipeline.stages:>4}{pipeline.replicas:>5}{pipeline.micro_batches:>7}  "
+            f"{schedule_name(plan.schedule_config):<36}{in_seconds(report.step_s):>9}"
+            f"{in_figures(report.units_per_second):>13}{in_hours(3600 * report.hours):>14}{peak:>11.2f} GiB"
+            f"{plan.timeline.bubble:>8.1%}  {len(link.cuts) if isinstance(link, Links) else 0}"
+        )
 
 
 def settings_of(report: PlanReport, work: Experiment) -> str:

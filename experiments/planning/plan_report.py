@@ -20,7 +20,6 @@ from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
-from suite.pipeline.planning.simulate import Links
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
 
@@ -37,6 +36,10 @@ class LayerCosts:
     """The device of estimated costs; None for measured ones."""
     file: Path | None = None
     """The file of measured costs."""
+    history: Path | None = None
+    """The file of earlier runs on the device of measured costs (``launch/planning/step_history.py``)."""
+    step_ratios: tuple[float, ...] = ()
+    """Their measured over their planned steps."""
 
 
 CostModel = Callable[[Measurable, Cluster], LayerCosts]
@@ -55,7 +58,8 @@ class PlanReport:
     placement: Placement | None = None
     """Which worker runs where, on several nodes."""
     step_interval_s: tuple[float, float] | None = None
-    """Seconds of a step at the highest and lowest efficiency of an estimated device; None for measured costs."""
+    """Seconds of a step: with estimated costs, at the highest and lowest efficiency of the device; with measured ones,
+    as far off as earlier runs were (``central``); None with fewer than LEAST_RUNS."""
 
     @property
     def step_s(self) -> float:
@@ -73,7 +77,7 @@ class PlanReport:
 
     @property
     def hours_interval(self) -> tuple[float, float] | None:
-        """The least and most hours of the whole run, where costs are estimated."""
+        """The least and most hours of the whole run, from the interval of a step."""
         if self.step_interval_s is None:
             return None
         low, high = self.step_interval_s
@@ -123,6 +127,7 @@ class PlanReport:
             "forwards": plan.recomputes[1],
             "cells": list(plan.layers_per_cell),
             "step_s": self.step_s,
+            "step_interval_s": self.step_interval_s,
             "lower_bound_s": plan.lower_bound_s,
             f"{self.experiment.unit}_per_second": self.units_per_second,
             "bubble": plan.timeline.bubble,
@@ -166,6 +171,7 @@ class PlanReport:
             *_shared_parameters_line(plan, self.parameters),
             f"  step {in_seconds(self.step_s)}, at most {plan.excess:.1%} above any schedule of these cells in this "
             "memory",
+            *self._interval_line(),
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
             f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB"
             f"{_reserve_text(plan)}{self._process_text(largest)}",
@@ -174,6 +180,16 @@ class PlanReport:
             *_alternative_lines(plan),
             *(self.placement.lines() if self.placement is not None else ()),
         ]
+
+    def _interval_line(self) -> Iterator[str]:
+        """Yields how far earlier runs were off, where costs are measured and there are such runs."""
+        ratios = self.layer_costs.step_ratios
+        if self.step_interval_s is None or not ratios:
+            return
+        low, high = central(ratios)
+        inside, (least, most) = sum(low <= ratio <= high for ratio in ratios), map(in_seconds, self.step_interval_s)
+        runs = f"{inside} of {len(ratios)} earlier runs on this device"
+        yield f"  {runs} took {low:.2f} to {high:.2f} times the planned step: {least} to {most}"
 
     def _process_text(self, cell: CellPlan) -> str:
         """Describes the part of a stage's peak on a GPU that is no tensor. NCCL's part is always declared."""
@@ -284,24 +300,6 @@ def _goes_on(stages: Sequence[int]) -> bool:
     return steps in ({1}, {-1})
 
 
-def table_lines(plans: Sequence[PlanReport]) -> Iterator[str]:
-    """Yields plans of a run as a table, in their order."""
-    unit = plans[0].experiment.unit
-    yield (
-        f"  {'K':>4}{'R':>5}{'M':>7}  {'schedule':<36}{'step':>9}{f'{unit}/s':>13}{'whole run':>14}"
-        f"{'largest stage':>15}{'bubble':>8}  links between nodes"
-    )
-    for report in plans:
-        plan, pipeline, link = report.plan, report.plan.pipeline, report.layer_costs.machine.link
-        peak = max(cell.peak_bytes for cell in plan.cells) / GIB
-        yield (
-            f"  {pipeline.stages:>4}{pipeline.replicas:>5}{pipeline.micro_batches:>7}  "
-            f"{schedule_name(plan.schedule_config):<36}{in_seconds(report.step_s):>9}"
-            f"{in_figures(report.units_per_second):>13}{in_hours(3600 * report.hours):>14}{peak:>11.2f} GiB"
-            f"{plan.timeline.bubble:>8.1%}  {len(link.cuts) if isinstance(link, Links) else 0}"
-        )
-
-
 def in_seconds(value: float) -> str:
     """Returns a duration with its unit."""
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
@@ -313,6 +311,18 @@ def in_figures(value: float) -> str:
         return f"{value:,.0f}"
     digits = 1 - math.floor(math.log10(value))
     return f"{value:.{digits}f}"
+
+
+LEAST_RUNS = 5
+"""Fewer say too little of the next."""
+
+
+def central(ratios: Sequence[float]) -> tuple[float, float]:
+    """Returns two of the ratios. The next one lies between them in nine of ten cases if it comes as the others did
+    (split conformal prediction, Vovk et al., 2005); fewer than 19 promise less, and all of them count."""
+    ranked = sorted(ratios)
+    dropped = max(0, (len(ranked) + 1) // 20 - 1)
+    return ranked[dropped], ranked[-1 - dropped]
 
 
 def in_hours(seconds: float) -> str:

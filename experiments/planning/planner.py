@@ -18,7 +18,7 @@ from experiments.base.workload import Measurable
 from experiments.planning.model_facts import KeyedWork, model_facts, with_communicators, with_optimizer_state
 from experiments.planning.neighbours import kinds_of_change, numbers_of_micro_batches
 from experiments.planning.network import across_nodes, network_notes
-from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
+from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central, in_seconds
 from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError, SuiteError
 from suite.log import Log
@@ -290,10 +290,13 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: 
 
 
 def with_step_interval(report: PlanReport) -> PlanReport:
-    """Returns the plan with the seconds of a step at the highest and lowest efficiency of an estimated device."""
+    """Returns the plan with ``step_interval_s``."""
     device, machine, logits_bytes = report.layer_costs.device, report.layer_costs.machine, report.cluster.logits_bytes
     if device is None:
-        return report
+        if len(report.layer_costs.step_ratios) < LEAST_RUNS:
+            return report
+        low, high = central(report.layer_costs.step_ratios)
+        return replace(report, step_interval_s=(low * report.step_s, high * report.step_s))
     keyed = KeyedWork(report.experiment, report.experiment.key())
     low, high = (
         retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), machine)

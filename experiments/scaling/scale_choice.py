@@ -9,7 +9,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.base.shrink import with_changes
-from experiments.planning.best import CHOICE, first_plans
+from experiments.planning.best import first_plans
 from experiments.planning.planner import estimated_costs, least_memory, plan_workload, try_plan
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
@@ -18,17 +18,20 @@ RequestedScale = Literal["auto", "paper", "laptop", "slice"]
 
 
 def choose_scale(
-    paper: Experiment, requested: RequestedScale, cluster: Cluster, settings: Iterable[str] = ()
+    paper: Experiment,
+    requested: RequestedScale,
+    cluster: Cluster,
+    settings: Iterable[str] = (),
+    any_shape: bool = False,
 ) -> tuple[Experiment, str]:
     """Returns the experiment at the requested scale with the user's settings, and one line that says what was shrunk;
     no line of a run for a laptop of which nothing was.
 
     ``auto`` selects paper if the cluster can hold it and laptop otherwise. Raises PlacementError when ``paper`` is
-    requested and does not fit the cluster, SettingError for a bad setting. With ``pipeline=auto`` among the settings a
-    run fits if it does with any K, R and M.
+    requested and does not fit the cluster, SettingError for a bad setting. With ``any_shape`` a run fits if it does
+    with any K, R and M.
     """
-    given = list(settings)
-    settings = [setting for setting in given if setting != CHOICE]
+    settings = list(settings)
     if requested == "slice":
         return _shrunk(paper, paper.at_slice_scale(cluster), settings, "as requested")
     if paper.scale == "laptop":
@@ -45,7 +48,7 @@ def choose_scale(
             raise
         # raises again if the settings are wrong at any scale
         return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because at scale paper {fault}")
-    shortage = _shortage_of_any(whole, cluster, settings) if CHOICE in given else find_shortage(whole, cluster)
+    shortage = _shortage_of_any(whole, cluster, settings) if any_shape else find_shortage(whole, cluster)
     if shortage is None:
         return whole, f"{paper.title}, nothing shrunk"
     if requested == "paper":

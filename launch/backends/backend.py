@@ -50,6 +50,11 @@ class Backend(ABC):
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
 
+    @property
+    def workers(self) -> int | None:
+        """How many workers it starts, if it cannot start another number."""
+        return None
+
     def check_workers(self, experiment: Experiment) -> None:  # noqa: B027  # optional: most start as many as needed
         """Raises SettingError when it cannot start the experiment's K x R workers, whatever its devices."""
 

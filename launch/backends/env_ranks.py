@@ -192,6 +192,10 @@ class EnvBackend(LocalBackend):
 
     ranks: Ranks
 
+    @property
+    def workers(self) -> int:
+        return self.ranks.world
+
     def cluster(self) -> Cluster:
         """At least a device for each rank."""
         here, world = super().cluster(), self.ranks.world

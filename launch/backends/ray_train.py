@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 
 from experiments.base.experiment import Experiment
-from launch.backends.ray_agents import START_DEADLINE, Agents
+from launch.backends.ray_agents import Agents
 from launch.backends.ray_connection import POLL_S, Connection, answering, wait_for_devices
 from launch.runs.checkpoints import checkpoint_location
 from launch.storage_sync.folder_delta import MARKER
@@ -29,8 +29,9 @@ from suite.errors import (
 )
 from suite.pipeline.planning.placement import Placement, place, shortage
 
-HOLD_S = 15
-"""Seconds for Ray to give this run the devices that it chose; longer means that another run took one first."""
+HOLD_S, MOST_LOSSES = 15, 10
+"""Seconds for Ray to give this run the devices that it chose; how often another run may take them first. Two runs that
+start at the same moment see the same free devices."""
 
 SPARE_NODE_TIMEOUT_S = 20.0
 """Seconds to wait for a replacement of lost devices before a run continues with fewer, or ends."""
@@ -76,16 +77,18 @@ class RayTrainLauncher:
         try:
             self._connection.open(len(watchdog.coords))
             self._device_timeout_s = experiment.train.device_timeout_s
-            until = time.monotonic() + START_DEADLINE
-            while not self._ran(attempt, experiment, watchdog, last=time.monotonic() > until):
-                self._log("another run took some of these devices first; choosing others")
+            for _ in range(MOST_LOSSES):
+                if self._has_run(attempt, experiment, watchdog):
+                    break
+                self._log(f"Ray did not give these devices in {HOLD_S} s, others may have them now; choosing again")
+            else:
+                raise BusyError(f"others took the devices {MOST_LOSSES} times before this run; start it again")
         except Exception as error:
             raise self._handle_failure(error, watchdog) from error
         self._release()
 
-    def _ran(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog, last: bool) -> bool:
-        """Runs an attempt; returns False if another run took the devices first. On the ``last`` try raises BusyError
-        instead. Two runs that start at the same moment see the same free devices."""
+    def _has_run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> bool:
+        """Runs an attempt; returns False if Ray did not give it the devices. Raises what a worker does."""
         from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
         watchdog.paused = True
@@ -97,10 +100,6 @@ class RayTrainLauncher:
         except Exception as error:
             if not isinstance(_unwrap(error), WorkerGroupStartupTimeoutError):
                 raise
-            if last:
-                raise BusyError(
-                    f"other runs took the devices first, several times in {START_DEADLINE} s; try again"
-                ) from error
             return False
         return True
 

@@ -162,7 +162,7 @@ def _packed_source(name: str) -> tuple[str, Path | None]:
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
     """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
-    settings, _ = split_choice(settings)
+    settings, any_shape = split_choice(settings)
     if scale not in get_args(RequestedScale):
         raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(RequestedScale))}")
     if scale in ("paper", "auto"):  # auto may choose any scale
@@ -170,7 +170,8 @@ def _check_settings(name: str, scale: str, settings: str) -> None:
             find(name).with_settings(settings)
             return
     with suppress(PlacementError):
-        resolve(name, "slice" if scale == "slice" else "laptop", Cluster(64, 64 * GIB, "cpu"), settings)
+        small: RequestedScale = "slice" if scale == "slice" else "laptop"
+        resolve(name, small, Cluster(64, 64 * GIB, "cpu"), settings, any_shape)
 
 
 def _check_names(job: str, storage: str) -> None:

@@ -112,9 +112,9 @@ def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: 
     if find_amoebanet(name, 1) is not None:
         return _PlanRequest(paper, settings)
     if cluster.device is None:
-        return _on_these_devices(name, cluster, scale, settings)
+        return _on_these_devices(name, cluster, scale, settings, best)
     if scale in ("laptop", "slice"):
-        chosen, scale_note = resolve(name, scale, cluster, settings)
+        chosen, scale_note = resolve(name, scale, cluster, settings, best)
         return _PlanRequest(chosen, settings, (scale_note,))
     if best or "pipeline.replicas" in settings:
         return _PlanRequest(paper, settings)
@@ -125,8 +125,8 @@ def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: 
     return _PlanRequest(changed, settings + added, notes)
 
 
-def _on_these_devices(name: str, cluster: Cluster, scale: RequestedScale, settings: str) -> _PlanRequest:
-    resolved, scale_note = resolve(name, scale, cluster, settings)
+def _on_these_devices(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _PlanRequest:
+    resolved, scale_note = resolve(name, scale, cluster, settings, best)
     noted = [scale_note] if scale_note else []
     chosen = with_available_precision(resolved, cluster, noted.append)
     data = chosen.data_folder(CACHE)

@@ -1,7 +1,8 @@
 """Layer costs: measured and cached, or estimated where they cannot be measured.
 
 Cached costs are measured again for a new run if the first steps of another disagreed with them
-(``launch/train/step_check.py``), or if the environment variable REMEASURE is set.
+(``launch/train/step_check.py``), if this machine was busy when they were measured and is not now, or if the environment
+variable REMEASURE is set.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +24,26 @@ from experiments.planning.plan_report import CostModel, LayerCosts, in_seconds
 from experiments.planning.planner import estimated_costs
 from launch.backends.backend import Backend, LocalBackend
 from launch.planning.cost_records import CostRecord
+from launch.planning.step_history import ratios
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from suite.errors import PlacementError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device, Machine
-from suite.pipeline.planning.profile import COPIES, LEAST_ROUNDS, WARM_UPS
+from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
+from suite.pipeline.planning.profile import COPIES
 
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 7
+VERSION = 8
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()
 """REMEASURE applies to costs measured before this time: a process may plan several times, but measures only once."""
+
+LOAD = os.getloadavg()[0]
+"""The machine's load when this process began: later its own measurements are a part of it."""
 
 MEASURE_TIMEOUT_S = 60.0
 """If a measurement would take longer than this, by estimate, the estimated costs are used, and marked as such."""
@@ -83,13 +90,15 @@ def measure_costs(
     threads = work.threads or max(1, _cores(cluster) // workers)
     device = _device_name(cluster)
     path = cache / f"{_digest(work.key(), device, workers, threads)}.json"
+    history = cache / f"steps-{_digest(device)}.jsonl"
+    costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))
     where = f"{device}, {workers} processes, {threads} threads each"
     cached = CostRecord.read(path)
-    reason = _reason_to_remeasure(cached, keeps_doubted) if cached is not None else ""
+    reason = _reason_to_remeasure(cached, cluster, keeps_doubted) if cached is not None else ""
     if cached is not None and not reason:
         machine = replace(cached.machine, memory_limit_bytes=cluster.bytes_per_device)
         source = f"measured on {where}, {cached.conditions}; cached"
-        return LayerCosts(cached.costs, machine, source, measured=True, file=path)
+        return costs_with(cached.costs, machine, source)
     estimate = _estimate_if_too_long(work, cluster, backend.probe_device(cluster, log), timeout_s)
     if estimate is not None:
         return estimate
@@ -97,20 +106,28 @@ def measure_costs(
     cache.mkdir(parents=True, exist_ok=True)
     measurements = backend.measure_layers(work, cluster, workers, threads, cache / "measuring.log", data, log)
     costs, machine = _combine(measurements, cluster)
-    record = CostRecord(costs, machine, max(measurement.load for measurement in measurements), time.time())
+    load = max(measurement.load for measurement in measurements)
+    record = CostRecord(costs, machine, min(load, LOAD) if _is_here(cluster) else load, time.time())
     if cached is not None and cached.doubted:
         log(f"they take {in_seconds(record.seconds)} per micro-batch; before: {in_seconds(cached.seconds)}")
         record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
     record.write(path)
-    return LayerCosts(costs, machine, f"measured on {where}, {record.conditions}", measured=True, file=path)
+    return costs_with(costs, machine, f"measured on {where}, {record.conditions}")
 
 
-def _reason_to_remeasure(cached: CostRecord, keeps_doubted: bool) -> str:
+def _reason_to_remeasure(cached: CostRecord, cluster: Cluster, keeps_doubted: bool) -> str:
     """Returns why cached costs must be measured again, as part of a sentence; empty if they are still good."""
+    if _is_here(cluster) and not keeps_doubted and LOAD <= cpu_limit() / 2 < cached.load:
+        return f" again, because the machine was busy before ({cached.conditions}),"
     if cached.doubted and not keeps_doubted:
         return " again, because the first steps of a run disagreed with the cached costs,"
     requested = os.environ.get("REMEASURE", "0") not in ("", "0")
     return " again, because REMEASURE is set," if requested and cached.measured < STARTED else ""
+
+
+def _is_here(cluster: Cluster) -> bool:
+    """Whether the devices are the cores of this machine, whose load this process sees."""
+    return cluster.kind == "cpu" and not cluster.nodes
 
 
 def _workers_per_node(work: Measurable, cluster: Cluster) -> int:

@@ -36,13 +36,13 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     fix."""
     find(name)  # an unknown name fails before Ray starts
     backend = select_backend(launcher)
+    given, any_shape = split_choice(settings)
     with log_when_long(f"choosing the scale of {name}", console.print):
-        chosen, scale_note = resolve(name, scale, backend.cluster(), settings)
-    given, chooses = split_choice(settings)
+        chosen, scale_note = resolve(name, scale, backend.cluster(), given, any_shape)
     check_url(chosen.train.checkpoint_dir or "")
     if scale_note:
         console.print(scale_note)
-    if not chooses:  # before any data is prepared
+    if not any_shape:  # before any data is prepared
         backend.check_workers(chosen)
         if faults := row_errors(chosen):
             raise PlanError(faults)
@@ -50,9 +50,9 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
     session = Session(backend, console)
-    planned = session.plan_best(chosen, given) if chooses else session.plan(chosen, given)
+    planned = session.plan_best(chosen, given) if any_shape else session.plan(chosen, given)
     backend.check_workers(planned.experiment)
-    if chooses or chosen.pipeline.micro_batches == AUTO:
+    if any_shape or chosen.pipeline.micro_batches == AUTO:
         planned = replace(planned, experiment=with_changes(find(name), planned.experiment))
     run = new_run(chosen.name)
     session.train(run, planned)

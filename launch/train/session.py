@@ -86,7 +86,7 @@ class Session:
         find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen))
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work = chosen.with_prepared(_data_of(chosen))
-            plans = best_plans(work, self.backend.cluster(), find_costs, settings, set_part)
+            plans = best_plans(work, self.backend.cluster(), find_costs, settings, set_part, self.backend.workers)
         planned = replace(plans[0], notes=(_note(plans[0].experiment), *plans[0].notes))
         for line in (*planned.lines(), *lines_of(plans)):
             self.console.print(line)

@@ -1,5 +1,5 @@
-"""Compares the first steps of a run with its plan. If they disagree, the layer costs were measured under a different
-load: the check logs this, and the plan of the next new run measures them again.
+"""Compares the first steps of a run with its plan, for the intervals of later plans. If they disagree, the layer costs
+were measured under a different load: the check logs this, and the plan of the next new run measures them again.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from experiments.planning.plan_report import PlanReport, in_seconds
 from launch.planning.cost_records import CostRecord, disagree
+from launch.planning.step_history import note
 from launch.runs.store import RunFolder
 from suite.training.jsonl import last_line
 
@@ -36,6 +37,8 @@ class StepCheck:
 
     def _compare(self, step_s: float) -> None:
         planned = self._planned()
+        if planned.layer_costs.history is not None:
+            note(planned.layer_costs.history, planned.step_s, step_s)
         file = planned.layer_costs.file
         record = CostRecord.read(file) if file is not None else None
         if record is None or record.costs != planned.layer_costs.costs or not disagree(step_s, planned.step_s):

@@ -23,11 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, structure_key, trainable
-from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.costs import LayerCost, cut_costs
 from suite.pipeline.planning.devices import Device
 from suite.pipeline.planning.flops import op_flops
 from suite.pipeline.planning.profile import MicroBatch
-from suite.pipeline.planning.skip_costs import cut_costs
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
 from suite.pipeline.runtime.shape_inference import ShapeInference, make_fake
 from suite.pipeline.runtime.skip import find_skips, pops_of

@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from suite.pipeline.model.topology import CellPair
-from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.skip_costs import SkipCost, duplicate_gradient_bytes, skip_costs
+from suite.pipeline.planning.costs import LayerCost, SkipCost, duplicate_gradient_bytes, skip_costs
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, Ints
 from suite.settings import OptimizerSettings
 

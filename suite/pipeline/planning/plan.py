@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair
-from suite.pipeline.planning.costs import LayerCost, check_costs
+from suite.pipeline.planning.costs import LayerCost, check_costs, message_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.simulate import CellCost, simulate
-from suite.pipeline.planning.skip_costs import message_costs
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.csv_file import recomputes

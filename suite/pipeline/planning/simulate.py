@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning.skip_costs import MessageCost
+from suite.pipeline.planning.costs import MessageCost
 from suite.pipeline.schedule.action import Action, of_kind, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.playback import Playback, Route

@@ -206,7 +206,7 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("train.steps", "has no '='"),
         ("train.checkpoint_dir='/my disk", "No closing quotation.*a value with blanks stands in quotes"),
         ("train.steps=5 train.steps=6", "train.steps is set twice, to 5 and to 6"),
-        ("pipeline=2", "pipeline takes only auto, and only where "),
+        ("pipeline=2", "pipeline takes only auto, and only in the "),
     ],
 )
 def test_a_bad_setting_is_one_sentence_naming_it(setting: str, message: str) -> None:

@@ -22,6 +22,7 @@ KEYS = {
     "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
     "lower_bound_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages", "schedule",
     "virtual_stages", "recomputed", "forwards", "schedules", "nodes", "reserve_bytes", "hours_interval",
+    "step_interval_s",
 }  # fmt: skip
 STAGE_KEYS = {
     "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes",
@@ -48,6 +49,7 @@ def test_the_record_is_whole_and_agrees_with_itself() -> None:
     assert sum(stage["parameters"] for stage in stages) == found["parameters"] + 2000 * 64
     assert found["tokens_per_second"] == pytest.approx(1024 / found["step_s"])
     assert found["hours"] == pytest.approx(90 * found["step_s"] / 3600)
+    assert found["hours_interval"] == pytest.approx([90 * end / 3600 for end in found["step_interval_s"]])
     assert found["bubble"] == pytest.approx(sum(stage["idle"] for stage in stages) / 3)
     assert found["step_s"] >= found["lower_bound_s"] > 0
     assert max(stage["peak_bytes"] for stage in stages) <= found["device_bytes"] - found["reserve_bytes"]

@@ -49,7 +49,8 @@ def session(monkeypatch, tmp_path):
         pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0)
     )
 
-    made.attempt, made.experiment = attempt, experiment
+    made.attempt, made.experiment, made.nodes = attempt, experiment, nodes
+    made.agents_are = lambda agents: monkeypatch.setattr(ray_train, "Agents", agents)
     made.begin = lambda: made._agents_for(attempt, experiment)
     return made
 
@@ -68,28 +69,30 @@ def test_agents_that_ended_are_not_reused(session):
     assert agents.ended
 
 
-@pytest.mark.parametrize("deadline_s", [60, -1])
-def test_devices_that_another_run_took_first_are_chosen_again(session, monkeypatch, deadline_s):
-    started = []
+@pytest.mark.parametrize("losses", [2, 99])
+def test_devices_that_another_run_took_first_are_chosen_again(session, losses):
+    """Each time another node has the free devices."""
+    started, watchdog = [], SimpleNamespace(coords=range(2), heartbeats={}, verdict=None)
 
-    def agents(*arguments):
-        started.append(FakeAgents(*arguments))
+    def agents(attempt, experiment, node_ids, *_):
+        started.append(node_ids)
+        made, is_lost = FakeAgents(), len(started) <= losses
         taken = ControllerError(WorkerGroupStartupTimeoutError(num_workers=2))
-        answers = [taken] if len(started) <= 2 else [{0: None, 1: None}]
-        started[-1].reports = lambda: raise_or_return(answers.pop())
-        started[-1].begin = lambda attempt, watchdog: None
-        started[-1].alive = len(started) > 2
-        return started[-1]
+        made.begin = lambda attempt, watchdog: None
+        made.reports = lambda: raise_or_return(taken if is_lost else {0: None, 1: None})
+        made.alive = not is_lost
+        session.nodes[0] = Node(str(len(started) + 1), "a", 2, 2)
+        return made
 
-    monkeypatch.setattr(ray_train, "Agents", agents)
-    monkeypatch.setattr(ray_train, "START_DEADLINE", deadline_s)
-    watchdog = SimpleNamespace(coords=range(2), heartbeats={}, verdict=None)
-    if deadline_s > 0:
+    session.agents_are(agents)
+    if losses == 2:
         session.run(session.attempt, session.experiment, watchdog)
+        assert started == [["1", "1"], ["2", "2"], ["3", "3"]]
+        assert not watchdog.paused
     else:
-        with pytest.raises(BusyError, match="other runs took the devices first"):
+        with pytest.raises(BusyError, match="others took the devices 10 times before this run"):
             session.run(session.attempt, session.experiment, watchdog)
-    assert len(started) == (3 if deadline_s > 0 else 1)
+        assert len(started) == ray_train.MOST_LOSSES
 
 
 def raise_or_return(answer):

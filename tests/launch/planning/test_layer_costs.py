@@ -1,6 +1,7 @@
 """Measured costs are cached; costs that cannot be measured are estimated and marked."""
 
 import json
+import random
 import re
 import time
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.language_model.runs import language_model
+from experiments.planning.plan_report import central
 from experiments.planning.planner import estimated_costs, plan_workload
 from launch.backends import backend
 from launch.backends.backend import LocalBackend
@@ -45,6 +47,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr("launch.backends.processes.run_processes", run)
     monkeypatch.setattr(layer_costs, "cpu_limit", lambda: 2)
+    monkeypatch.setattr(layer_costs, "LOAD", 3.5)
     monkeypatch.setattr(
         backend, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, efficiency=1.0)
     )
@@ -254,6 +257,44 @@ def test_costs_that_the_first_steps_disagree_with_are_measured_again(begun, meas
     assert times == "they take 57.50 ms per micro-batch; before: 27.50 ms"
     assert begun(1.0) == []
     assert "the next new run measures them again" in begun(factor)[0]
+
+
+def test_costs_of_a_busy_machine_are_measured_again_once_it_is_idle(begun, measured, monkeypatch):
+    assert len(begun(1.0)) == 1
+    assert begun(1.0) == []  # still as busy
+    monkeypatch.setattr(layer_costs, "LOAD", 0.9)
+    (line,) = begun(1.0)  # while it measures, the load is 3.5 again
+    assert line.startswith(
+        "measuring the layers again, because the machine was busy before (load 3.5, spread 1.20), on "
+    )
+    assert begun(1.0) == []
+
+
+def test_a_plan_has_the_interval_of_earlier_runs_on_the_device(begun, tmp_path):
+    def plan():
+        return plan_workload(work(), THIS, layer_costs.cost_model(tmp_path / "costs", ignore))
+
+    for at in range(1, 40):  # the first is off by 0.5%, the last by 19.5%
+        assert at > 5 or plan().step_interval_s is None
+        begun(1 + at / 200)
+    (file,) = (tmp_path / "costs").glob("steps-*.jsonl")
+    file.write_bytes(file.read_bytes() + b"cut o\xff")
+    planned = plan()
+    low, high = planned.step_interval_s
+    assert (low / planned.step_s, high / planned.step_s) == pytest.approx((1.01, 1.19))
+    (line,) = (line for line in planned.lines() if "times the planned step" in line)
+    assert line.startswith("  37 of 39 earlier runs on this device took 1.01 to 1.19 times the planned step: ")
+    assert planned.as_dict()["step_interval_s"] == planned.step_interval_s
+
+
+def test_the_next_of_equal_cases_lies_in_the_interval_nine_times_of_ten():
+    chance = random.Random(0)
+    inside = 0
+    for _ in range(4_000):
+        *known, following = [chance.lognormvariate(0, 0.2) for _ in range(40)]
+        low, high = central(known)
+        inside += low <= following <= high
+    assert inside / 4_000 == pytest.approx(0.9, abs=0.015)
 
 
 def test_costs_confirmed_on_an_idle_machine_are_not_measured_again(begun, measured, monkeypatch):

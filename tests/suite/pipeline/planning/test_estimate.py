@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from models import blocks, resnet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import SettingError
+from suite.pipeline.planning import measured_layer as measuring
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import DEVICES, Device, find_device
@@ -89,7 +90,8 @@ def estimated(make, loss, data, device=PRODUCTS, optimizer=ADAMW):
 
 
 def measured(make, loss, data, monkeypatch, optimizer=ADAMW):
-    monkeypatch.setattr(profiling, "SECONDS_A_LAYER", 0.0)
+    for module in (measuring, profiling):
+        monkeypatch.setattr(module, "SECONDS_A_LAYER", 0.0)
     return profile(
         on_meta(make), loss, Sample(data, data), torch.device("cpu"), optimizer.precision,
         lambda module: single_device_update(module, optimizer),

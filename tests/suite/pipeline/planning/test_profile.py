@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from experiments.tables import sleeping
 from experiments.tables.sleeping import SyntheticLayer
+from suite.pipeline.planning import measured_layer as measuring
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import check_costs
+from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
 from suite.pipeline.planning.memory_tracker import MemoryTracker
-from suite.pipeline.planning.profile import LEAST_ROUNDS, WARM_UPS, MicroBatch, Sample, profile
+from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.settings import OptimizerSettings
 from suite.training.stage_optimizer import single_device_update
 from tests.suite.pipeline.toy import SquareLoss
@@ -88,6 +90,30 @@ class SlowAtFirst(nn.Module):
         pass
 
 
+class Warm(nn.Module):
+    """Sleeps twice as long if another layer ran before it."""
+
+    last: type
+    clock: Clock
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta:
+            self.clock.sleep(0.01 if getattr(Warm, "last", None) is type(self) else 0.02)
+            Warm.last = type(self)
+        return torch.relu(x)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class WarmOne(Warm):
+    pass
+
+
+class WarmOther(Warm):
+    pass
+
+
 class Halved(nn.Module):
     """x (rows, width) -> (rows, width / 2)."""
 
@@ -124,13 +150,14 @@ class Unmarked(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr(profiling, "SECONDS_A_LAYER", 0.0)
+    for module in (measuring, profiling):
+        monkeypatch.setattr(module, "SECONDS_A_LAYER", 0.0)
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(profiling, "time", clock)
+    monkeypatch.setattr(measuring, "time", clock)
     monkeypatch.setattr(sleeping, "time", clock)
     return clock
 
@@ -157,6 +184,16 @@ def test_seconds_are_those_slept(clock):
         assert cost.backward_s == pytest.approx(0.02)
         assert cost.weight_grad_s == pytest.approx(0.01)
         assert cost.update_s == 0
+
+
+def test_seconds_are_those_of_all_layers_together(clock, monkeypatch):
+    """Each takes twice as long after another one. A slow pass is not timed: then they are as alone."""
+    monkeypatch.setattr(Warm, "clock", clock, raising=False)
+    for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)):
+        assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.02, 0.02))
+    monkeypatch.setattr(profiling, "LONGEST_PASS_S", 0.03)
+    for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)):
+        assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.01, 0.01))
 
 
 def test_an_update_is_timed_on_its_own(clock):
@@ -260,8 +297,8 @@ def test_equal_layers_are_measured_once_and_share_their_numbers():
     costs = measured(lambda: [Product(8) for _ in range(6)], rows(4, 8), make_update=make_update)
     assert costs[1] == costs[2] == costs[3] == costs[4]
     assert costs[0] != costs[1]  # its inputs carry no gradient
-    # seconds: the first and four copies, the second and three, the last alone; then each alone for its bytes
-    assert made == [5, 4, 1, 1, 1, 1]
+    # seconds: the first and four copies, the second and three, the last alone; each alone for its bytes; all together
+    assert made == [5, 4, 1, 1, 1, 1, 6]
 
 
 def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_inputs():
@@ -272,7 +309,7 @@ def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_input
         return lambda: None
 
     costs = measured(lambda: [Halved(), Halved(), Halved(), Product(4)], rows(3, 32), make_update=make_update)
-    assert made == [1] * 8
+    assert made == [1] * 8 + [4]
     assert [cost.boundary_bytes for cost in costs] == [3 * width * FLOAT for width in (32, 16, 8, 4)]
     assert [cost.gradient_bytes for cost in costs] == [0, *(3 * width * FLOAT for width in (16, 8, 4))]
 
@@ -290,8 +327,8 @@ def test_processes_measure_while_they_agree_to():
 
 
 def test_rounds_drawn_out_by_other_work_do_not_count():
-    assert profiling._ordinary_mean([1.0, 1.2, 1.4, 9.0, 1.2]) == pytest.approx(1.2)
-    assert profiling._ordinary_mean([0.0, 0.0, 1.0]) == 0.0
+    assert measuring._ordinary_mean([1.0, 1.2, 1.4, 9.0, 1.2]) == pytest.approx(1.2)
+    assert measuring._ordinary_mean([0.0, 0.0, 1.0]) == 0.0
 
 
 def test_allocation_follows_what_is_made_and_freed():

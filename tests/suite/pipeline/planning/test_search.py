@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.planning import lower_bound
+from suite.pipeline.planning.costs import MessageCost
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.search import search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
-from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.remat import with_recomputes

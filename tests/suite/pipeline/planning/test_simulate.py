@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
+from suite.pipeline.planning.costs import MessageCost
 from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
-from suite.pipeline.planning.skip_costs import MessageCost
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import flow_control

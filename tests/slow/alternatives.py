@@ -1,0 +1,82 @@
+"""``python -m tests.slow.alternatives NAME [STEPS]``: every useful pipeline of a run on two cores, planned and run.
+
+It prints a table of planned and measured steps, how far the choice of ``pipeline=auto`` is from the fastest, the rank
+correlation, and how many steps lie in the interval that the other runs give. It takes about half an hour on a quiet
+machine.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from experiments.planning.plan_report import central
+from suite.paths import read_json
+from suite.training.metrics import read_steps
+from tests.launch.command_line import gpipe, only_run
+
+WARM_UPS = 5
+
+TWO_STAGES = (
+    "fill_drain pipeline.remat=never", "fill_drain pipeline.remat=except_last", "1f1b pipeline.remat=never",
+    "1f1b pipeline.remat=always", "zero_bubble pipeline.remat=never", "zbv pipeline.virtual_stages=2",
+    "interleaved pipeline.virtual_stages=2 pipeline.remat=never",
+    "zero_bubble pipeline.virtual_stages=2 pipeline.remat=never", "v_half pipeline.virtual_stages=2", "auto",
+)  # fmt: skip
+
+
+def alternatives() -> list[str]:
+    """Returns the settings of K x R of at most 2, with useful M, schedules and recomputes."""
+    alone = [
+        f"pipeline.stages=1 pipeline.replicas={replicas} pipeline.micro_batches={count} pipeline.remat={remat}"
+        for replicas, count, remat in product((1, 2), (1, 2, 4, 8), ("never", "except_last"))
+    ]
+    return alone + [
+        f"pipeline.stages=2 pipeline.replicas=1 pipeline.micro_batches={count} pipeline.schedule={schedule}"
+        for count, schedule in product((2, 4, 8, 16), TWO_STAGES)
+    ]
+
+
+def run(name: str, settings: str, steps: int) -> tuple[dict, float]:
+    """Runs an experiment; returns its plan and the median seconds of its steps but the first ones."""
+    quiet = f"train.steps={steps} train.validate_every=none tracking.wandb=disabled trace=false"
+    with tempfile.TemporaryDirectory() as folder:
+        scale = ("--scale", "laptop") if name.startswith("t1") else ()
+        gpipe(folder, "experiment", name, *scale, "--launcher", "local", "--set", f"{settings} {quiet}")
+        found = only_run(folder)
+        lines = read_steps(found / "metrics.jsonl")
+        seconds = [line["throughput/step_s"] for line in lines if "throughput/step_s" in line]
+        return read_json(found / "plan.json"), statistics.median(seconds[WARM_UPS:])
+
+
+def main(name: str, steps: int) -> None:
+    os.environ["GPIPE_CACHE"] = str(Path(os.environ.get("GPIPE_CACHE", ".cache")).resolve())
+    print("| K | R | M | settings | planned, ms | measured, ms | measured / planned |\n|---|---|---|---|---|---|---|")
+    planned, measured = [], []
+    for settings in [*alternatives(), "pipeline=auto"]:
+        plan, seconds = run(name, settings, steps)
+        planned.append(plan["step_s"])
+        measured.append(seconds)
+        shown = settings.partition("pipeline.schedule=")[2] or settings.rpartition(" ")[2]
+        shape = f"| {plan['K']} | {plan['R']} | {plan['M']} | {shown}"
+        print(f"{shape} | {1e3 * planned[-1]:.1f} | {1e3 * seconds:.1f} | {seconds / planned[-1]:.3f} |", flush=True)
+    ratios = [seconds / plan_s for plan_s, seconds in zip(planned, measured, strict=True)]
+    ends = [central(ratios[:at] + ratios[at + 1 :]) for at in range(len(ratios))]
+    inside = sum(low <= ratio <= high for ratio, (low, high) in zip(ratios, ends, strict=True))
+    ranks = np.corrcoef(np.argsort(np.argsort(planned)), np.argsort(np.argsort(measured)))[0, 1]
+    print(json.dumps({
+        "settings": len(ratios),
+        "choice over the fastest": measured[-1] / min(measured),
+        "rank correlation": ranks,
+        "in the interval of the others": inside / len(ratios),
+        "median of measured / planned": statistics.median(ratios),
+    }, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 30)
