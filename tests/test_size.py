@@ -26,7 +26,7 @@ BUDGETS = {
     "launch/tracking": 700,
     "launch/train": 680,
     "launch/watching": 1310,
-    "launch/worker": 1970,
+    "launch/worker": 2010,
     "experiments": 220,
     "experiments/base": 1150,
     "experiments/benchmark": 950,

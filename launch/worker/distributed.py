@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -21,6 +23,9 @@ GROUP_TIMEOUT_S = 300.0
 
 REPEATS = 9
 """How often a message is timed."""
+
+BUSY_S, EXCHANGES = 0.002, 32
+"""Seconds that two ranks compute between exchanges, as a short action does; exchanges that are timed together."""
 
 
 def init_process_group(
@@ -59,6 +64,40 @@ def one_way_s(peer: int, size: int, device: torch.device) -> float:
         dist.recv(message, peer) if send_first else dist.send(message, peer)
 
     return time_s(round_trip, device) / 2
+
+
+def busy_exchange_s(peer: int) -> float:
+    """Returns by how many seconds an exchange of one byte with another rank delays the two while both compute, on gloo.
+
+    The threads that carry the messages then wait for a core. The exchange is that of a stage: receives are posted two
+    ahead, and sends are waited for later.
+    """
+    factor, message = torch.rand(256, 256), torch.zeros(1, dtype=torch.uint8)
+    products = max(1, round(BUSY_S / time_s(lambda: torch.mm(factor, factor), factor.device)))
+
+    def seconds(exchanges: int) -> float:
+        dist.send(message, peer) if dist.get_rank() < peer else dist.recv(message, peer)  # both begin together
+        receives, sends = deque[Any](), deque[Any]()
+        receives.extend(dist.irecv(message.clone(), peer) for _ in range(min(2, exchanges)))
+        begin = time.perf_counter()
+        for i in range(EXCHANGES):
+            for _ in range(products):
+                torch.mm(factor, factor)
+            if not exchanges:
+                continue
+            sends.append(dist.isend(message.clone(), peer))
+            receives.popleft().wait()
+            if i + 2 < exchanges:
+                receives.append(dist.irecv(message.clone(), peer))
+            if len(sends) > 4:
+                sends.popleft().wait()
+        while sends:
+            sends.popleft().wait()
+        return time.perf_counter() - begin
+
+    rounds = [(seconds(EXCHANGES), seconds(0)) for _ in range(5)]
+    exchanged_s, alone_s = (statistics.median(column) for column in zip(*rounds, strict=True))
+    return max(0.0, exchanged_s - alone_s) / EXCHANGES
 
 
 def time_s(action: Callable[[], object], device: torch.device) -> float:
