@@ -96,8 +96,8 @@ def busy_exchange_s(peer: int) -> float:
         return time.perf_counter() - begin
 
     rounds = [(seconds(EXCHANGES), seconds(0)) for _ in range(5)]
-    exchanged_s, alone_s = (statistics.median(column) for column in zip(*rounds, strict=True))
-    return max(0.0, exchanged_s - alone_s) / EXCHANGES
+    exchanged_s = statistics.median(exchanged for exchanged, _ in rounds)
+    return max(0.0, exchanged_s - statistics.median(alone for _, alone in rounds)) / EXCHANGES
 
 
 def time_s(action: Callable[[], object], device: torch.device) -> float:

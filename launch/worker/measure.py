@@ -69,6 +69,7 @@ def measure_layers(
         return int(votes) * 2 > world
 
     settings = workload.optimizer
+    begin_s, cpu_s = time.perf_counter(), time.process_time()
     costs = profile(
         layers,
         loss,
@@ -78,8 +79,10 @@ def measure_layers(
         lambda m: single_device_update(m, settings),
         majority,
     )
+    computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)
     process_bytes = _process_bytes(device, anonymous_bytes)
-    link = measure_link(rank, max(1, max(cost.boundary_bytes for cost in costs)), device) if world > 1 else Link()
+    size = max(1, max(cost.boundary_bytes for cost in costs))
+    link = measure_link(rank, size, device, computes) if world > 1 else Link()
     dist.destroy_process_group()
     return LayerMeasurements(tuple(costs), link, process_bytes, load)
 
@@ -106,13 +109,13 @@ def _resident_bytes(kind: str) -> int:
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{kind}:"))
 
 
-def measure_link(rank: int, size: int, device: torch.device) -> Link:
-    """Returns latency and bandwidth between ranks 0 and 1, from messages of 1 byte and of ``size`` bytes; on a CPU the
-    latency is that of ranks that compute."""
+def measure_link(rank: int, size: int, device: torch.device, computes: bool = False) -> Link:
+    """Returns latency and bandwidth between ranks 0 and 1, from messages of 1 byte and of ``size`` bytes. Where a CPU
+    ``computes`` and does not sleep or wait, the latency is that of busy ranks."""
     if rank > 1:
         return Link()
     idle_s, large_s = one_way_s(1 - rank, 1, device), one_way_s(1 - rank, size, device)
-    latency_s = max(idle_s, busy_exchange_s(1 - rank)) if is_host(device) else idle_s
+    latency_s = max(idle_s, busy_exchange_s(1 - rank)) if computes and is_host(device) else idle_s
     return Link(latency_s, size / max(large_s - idle_s, 1e-9))
 
 
