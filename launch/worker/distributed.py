@@ -67,10 +67,10 @@ def one_way_s(peer: int, size: int, device: torch.device) -> float:
 
 
 def busy_exchange_s(peer: int) -> float:
-    """Returns by how many seconds an exchange of one byte with another rank delays the two while both compute, on gloo.
+    """Returns the seconds that an exchange of one byte costs two ranks that both compute, on gloo: there the threads
+    that carry messages wait for a core.
 
-    The threads that carry the messages then wait for a core. The exchange is that of a stage: receives are posted two
-    ahead, and sends are waited for later.
+    The ranks exchange as stages do: two receives are posted ahead, and up to four sends are unfinished.
     """
     factor, message = torch.rand(256, 256), torch.zeros(1, dtype=torch.uint8)
     products = max(1, round(BUSY_S / time_s(lambda: torch.mm(factor, factor), factor.device)))

@@ -46,8 +46,7 @@ def run(name: str, settings: str, steps: int) -> tuple[dict, float]:
     """Runs an experiment; returns its plan and the median seconds of its steps but the first ones."""
     quiet = f"train.steps={steps} train.validate_every=none tracking.wandb=disabled trace=false"
     with tempfile.TemporaryDirectory() as folder:
-        scale = ("--scale", "laptop") if name.startswith("t1") else ()
-        gpipe(folder, "experiment", name, *scale, "--launcher", "local", "--set", f"{settings} {quiet}")
+        gpipe(folder, "experiment", name, "--launcher", "local", "--set", f"{settings} {quiet}")
         found = only_run(folder)
         lines = read_steps(found / "metrics.jsonl")
         seconds = [line["throughput/step_s"] for line in lines if "throughput/step_s" in line]

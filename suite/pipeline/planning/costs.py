@@ -1,4 +1,5 @@
-"""The cost of one layer for one micro-batch: seconds and bytes, measured on a device or estimated for one.
+"""The cost of one layer for one micro-batch: seconds and bytes, measured on a device or estimated for one; and what its
+skips add to the messages between cells.
 
     alive          forward (no graph)      recompute (graph)         backward
     bytes               /\\  forward_peak       __/\\ graph_peak     /\\ backward_peak

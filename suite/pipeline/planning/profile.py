@@ -79,10 +79,11 @@ def profile(
     is_short = sum(cost.seconds for cost in costs) < LONGEST_PASS_S
     if len(layers) == 1 or not synchronize(is_short and needed_bytes < MOST_PASS_BYTES):
         return costs
-    return _as_together(costs, _together(layers, loss, data.typical, device, precision, make_update, synchronize))
+    mean_s = _seconds_together(layers, loss, data.typical, device, precision, make_update, synchronize)
+    return _scaled_to(mean_s, costs)
 
 
-def _together(
+def _seconds_together(
     layers: Sequence[nn.Module],
     loss: nn.Module,
     data: MicroBatch,
@@ -91,7 +92,7 @@ def _together(
     make_update: Callable[[nn.Module], Update],
     synchronize: Synchronize,
 ) -> dict[str, float]:
-    """Returns the mean seconds of each action, a layer, of all layers as one stage."""
+    """Returns the mean seconds a layer of each kind of action, with all layers as one stage."""
     tensors = tuple(tensor.to(device) for tensor in data.inputs)
     targets = tuple(tensor.to(device) for tensor in data.targets)
     cuts, cell = ShapeInference(layers, precision == "bf16").infer_all(CutSpec.of(tensors)), range(len(layers))
@@ -100,9 +101,9 @@ def _together(
     return measured.seconds(make_update, synchronize, SECONDS_A_LAYER)
 
 
-def _as_together(costs: Sequence[LayerCost], mean_s: dict[str, float]) -> list[LayerCost]:
-    """Returns the costs with the sums that all layers had as one stage. Short layers take longer there than alone, in
-    which case their weights and activations are still in the cache."""
+def _scaled_to(mean_s: dict[str, float], costs: Sequence[LayerCost]) -> list[LayerCost]:
+    """Returns the costs, scaled so that their means are those of one stage. Short layers take longer there than alone:
+    alone, their weights and activations stay in the cache."""
     factor = {
         name: len(costs) * mean_s[name] / sum(getattr(cost, name) for cost in costs)
         for name in ("forward_s", "recompute_s", "backward_s")
