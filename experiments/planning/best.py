@@ -3,7 +3,7 @@
     K x R on the devices -> with 1F1B, M as a plan chooses it -> the fastest few with all schedules -> two are searched
 
     6 devices     K   1 2 3 6        shapes to which neither a stage nor a replica can be added; if none of them fits,
-                  R   6 3 2 1        those with one replica
+                  R   6 3 2 1        those with one replica; on CPUs also one worker, whose threads have all cores
 
 The mini-batch and the model stay, and the settings that are given. At first 1F1B stands for all schedules: it needs
 little memory, and no other is far from it.
@@ -126,6 +126,9 @@ def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers:
         return exact, []
     most = {k: least if "replicas" in fixed else max(1, min(most_rows, devices // k)) for k in stages}
     largest = [(k, r) for k, r in most.items() if most.get(k + 1) != r]
+    has_cores = cluster.kind == "cpu" and cluster.device is None
+    if has_cores and 1 in stages and "replicas" not in fixed and (1, 1) not in largest:
+        largest.append((1, 1))  # its threads have all cores
     # without any, its plan says what is missing
     return largest or [(1, least)], [(k, least) for k in stages if (k, least) not in largest]
 

@@ -36,7 +36,7 @@ from suite.pipeline.planning.profile import COPIES
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 9
+VERSION = 10
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()

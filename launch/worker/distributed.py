@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from launch.worker.gpu_environment import gpu_environment
 from suite.device import synchronize
 from suite.pipeline.model.topology import backend_of
+from suite.pipeline.planning.simulate import Link
 
 GROUP_TIMEOUT_S = 300.0
 """Timeout of a collective in seconds, unless planned steps are long; much longer than the wait for a checkpoint."""
@@ -24,8 +26,9 @@ GROUP_TIMEOUT_S = 300.0
 REPEATS = 9
 """How often a message is timed."""
 
-BUSY_S, EXCHANGES = 0.002, 32
-"""Seconds that two ranks compute between exchanges, as a short action does; exchanges that are timed together."""
+BUSY_S, EXCHANGES, ROUNDS = 0.002, 32, 5
+"""Seconds that two ranks compute between exchanges, as a short action does; exchanges that are timed together, and how
+often."""
 
 
 def init_process_group(
@@ -66,38 +69,48 @@ def one_way_s(peer: int, size: int, device: torch.device) -> float:
     return time_s(round_trip, device) / 2
 
 
-def busy_exchange_s(peer: int) -> float:
-    """Returns the seconds that an exchange of one byte costs two ranks that both compute, on gloo: there the threads
-    that carry messages wait for a core.
+def busy_link(peer: int, idle: Link, size: int) -> Link:
+    """Returns the link between two ranks that both compute, on gloo, from the one that they have when ``idle`` and from
+    messages of 1 byte and of ``size`` bytes. Its threads need the cores, and no two rounds take equally long:
 
-    The ranks exchange as stages do: two receives are posted ahead, and up to four sends are unfinished.
+        at once    compute, send, receive | compute, send, receive      latency, as one waits for the other; overhead
+        behind     compute, send          | compute, send, receive the one of two rounds before: overhead alone
     """
-    factor, message = torch.rand(256, 256), torch.zeros(1, dtype=torch.uint8)
+    factor = torch.rand(256, 256)
     products = max(1, round(BUSY_S / time_s(lambda: torch.mm(factor, factor), factor.device)))
+    cases = ((0, 0), (1, 0), (1, 2), (size, 2))
+    rounds = [[_round_s(peer, factor, products, *case) for case in cases] for _ in range(ROUNDS)]
+    alone_s, at_once_s, behind_s, large_s = map(statistics.median, zip(*rounds, strict=True))
+    overhead_s = max(0.0, behind_s - alone_s) / 2  # a round has two messages
+    per_byte_s = max(0.0, large_s - behind_s) / 2 / size
+    return Link(max(idle.latency_s, at_once_s - behind_s), idle.bytes_per_s, overhead_s, per_byte_s)
 
-    def seconds(exchanges: int) -> float:
-        dist.send(message, peer) if dist.get_rank() < peer else dist.recv(message, peer)  # both begin together
-        receives, sends = deque[Any](), deque[Any]()
-        receives.extend(dist.irecv(message.clone(), peer) for _ in range(min(2, exchanges)))
-        begin = time.perf_counter()
-        for i in range(EXCHANGES):
-            for _ in range(products):
-                torch.mm(factor, factor)
-            if not exchanges:
-                continue
-            sends.append(dist.isend(message.clone(), peer))
+
+def _round_s(peer: int, factor: Tensor, products: int, size: int, behind: int) -> float:
+    """Returns the seconds of a round: products, a message of ``size`` bytes to the peer, and the one from it of so many
+    rounds before; without messages if the size is 0. As in a stage, two receives are posted ahead, and up to four sends
+    are unfinished."""
+    message = torch.zeros(max(1, size), dtype=torch.uint8)
+    dist.send(message, peer) if dist.get_rank() < peer else dist.recv(message, peer)  # both begin together
+    receives, sends = deque[Any](), deque[Any]()
+    receives.extend(dist.irecv(message.clone(), peer) for _ in range(2 + behind if size else 0))
+    begin = time.perf_counter()
+    for i in range(EXCHANGES):
+        for _ in range(products):
+            torch.mm(factor, factor)
+        if not size:
+            continue
+        sends.append(dist.isend(message, peer))
+        if i >= behind:
             receives.popleft().wait()
-            if i + 2 < exchanges:
+            if i + 2 < EXCHANGES:
                 receives.append(dist.irecv(message.clone(), peer))
-            if len(sends) > 4:
-                sends.popleft().wait()
-        while sends:
+        if len(sends) > 4:
             sends.popleft().wait()
-        return time.perf_counter() - begin
-
-    rounds = [(seconds(EXCHANGES), seconds(0)) for _ in range(5)]
-    exchanged_s = statistics.median(exchanged for exchanged, _ in rounds)
-    return max(0.0, exchanged_s - statistics.median(alone for _, alone in rounds)) / EXCHANGES
+    seconds = time.perf_counter() - begin
+    for work in (*sends, *receives):
+        work.wait()
+    return seconds / EXCHANGES
 
 
 def time_s(action: Callable[[], object], device: torch.device) -> float:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.base.workload import Measurable
-from launch.worker.distributed import busy_exchange_s, init_process_group, one_way_s
+from launch.worker.distributed import busy_link, init_process_group, one_way_s
 from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.log_file import log_to
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
@@ -111,12 +111,12 @@ def _resident_bytes(kind: str) -> int:
 
 def measure_link(rank: int, size: int, device: torch.device, computes: bool = False) -> Link:
     """Returns latency and bandwidth between ranks 0 and 1, from messages of 1 byte and of ``size`` bytes. Where a CPU
-    ``computes`` and does not sleep or wait, the latency is that of busy ranks."""
+    ``computes`` and does not sleep or wait, it is that of busy ranks, and messages have an overhead."""
     if rank > 1:
         return Link()
     idle_s, large_s = one_way_s(1 - rank, 1, device), one_way_s(1 - rank, size, device)
-    latency_s = max(idle_s, busy_exchange_s(1 - rank)) if computes and is_host(device) else idle_s
-    return Link(latency_s, size / max(large_s - idle_s, 1e-9))
+    idle = Link(idle_s, size / max(large_s - idle_s, 1e-9))
+    return busy_link(1 - rank, idle, size) if computes and is_host(device) else idle
 
 
 @dataclass(frozen=True)

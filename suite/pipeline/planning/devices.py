@@ -11,6 +11,7 @@ computed from these numbers is an estimate and is marked as one.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass, field, replace
@@ -83,6 +84,10 @@ class Machine:
     """Bytes of each device beyond the limit, left free."""
     transport: TransportName = "gloo"
     """Of the messages between stages."""
+
+    def agreement_s(self, workers: int) -> float:
+        """Returns the seconds of a small all-reduce over all workers, by halving and doubling."""
+        return 2 * math.ceil(math.log2(workers)) * self.link.slowest.latency_s
 
 
 GPU_PROCESS_BYTES = 19 * GIB // 10

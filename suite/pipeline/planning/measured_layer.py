@@ -199,7 +199,8 @@ class MeasuredLayer:
         recompute = self._time(lambda: [self._graph(micro_batch) for micro_batch in saved])
         gradients = [self._gradients(micro_batch) for micro_batch in saved]
         deferred: list[DeferredGrads] = []
-        backward = self._time(lambda: [self._backward(*pair, deferred) for pair in zip(saved, gradients, strict=True)])
+        # as in a stage, a backward ends when its graph is freed
+        backward = self._time(lambda: [self._backward(saved.pop(), gradients.pop(), deferred) for _ in range(repeats)])
         weight = self._time(lambda: [list(self._stage.backward_weight(grads)) for grads in deferred])
         deferred.clear()
         return *(seconds / repeats for seconds in (forward, recompute, backward, weight)), self._time(update)

@@ -83,8 +83,7 @@ class SchedulingProblem:
         return self._link(source, target).seconds(size) if self.placement.crosses(source, target) else 0.0
 
     def _link(self, source: int, target: int) -> Link:
-        ends = self.owner[source], self.owner[target]
-        return self.links.between(*ends) if isinstance(self.links, Links) else self.links
+        return self.links.between(self.owner[source], self.owner[target])
 
 
 def _most_bytes(cell: CellMemory, micro_batches: int, flow: FlowControl) -> int:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair
-from suite.pipeline.planning.costs import LayerCost, check_costs, message_costs
+from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
-from suite.pipeline.planning.simulate import CellCost, simulate
+from suite.pipeline.planning.simulate import CellCost, cell_costs, simulate
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.csv_file import recomputes
@@ -145,17 +145,21 @@ def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_
 def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> float:
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
     ranges = [range(cell.begin, cell.end) for cell in plan.cells]
-    cell_costs = [cell_cost(costs, ranges, at, plan.pipeline, machine) for at in range(len(ranges))]
-    return replace(plan, timeline=_simulated(plan.schedule, plan.schedule_config, cell_costs, machine)).step_s
+    new_costs = plan_costs(costs, ranges, plan.schedule_config.placement(plan.pipeline.stages), plan.pipeline, machine)
+    timeline = _simulated(plan.schedule, plan.schedule_config, new_costs, plan.pipeline, machine)
+    return replace(plan, timeline=timeline).step_s
 
 
 def _simulated(
-    schedule: Schedule, schedule_config: ScheduleConfig, cell_costs: Sequence[CellCost], machine: Machine
+    schedule: Schedule,
+    schedule_config: ScheduleConfig,
+    costs: Sequence[CellCost],
+    pipeline: PipelineSettings,
+    machine: Machine,
 ) -> Timeline:
     stages = len(schedule)
-    return simulate(
-        schedule, cell_costs, machine.link, schedule_config.flow_control(stages), schedule_config.owners(stages)
-    )
+    flow, owners = schedule_config.flow_control(stages), schedule_config.owners(stages)
+    return simulate(schedule, costs, machine.link, flow, owners, machine.agreement_s(stages * pipeline.replicas))
 
 
 def check_memory(
@@ -269,10 +273,10 @@ def assemble(
     machine: Machine,
 ) -> Plan:
     """Returns the plan of given cells and a given schedule. Raises PlanError when the schedule cannot run."""
-    cell_costs = [cell_cost(costs, ranges, at, pipeline, machine) for at in range(len(ranges))]
     placement = schedule_config.placement(pipeline.stages)
+    of_cells = plan_costs(costs, ranges, placement, pipeline, machine)
     try:
-        checked = replace(schedule_config, pairs=_pairs(cell_costs, placement))
+        checked = replace(schedule_config, pairs=_pairs(of_cells, placement))
         schedule = checked.actions(pipeline.stages, pipeline.micro_batches)
     except SettingError as error:
         raise PlanError([str(error)]) from None
@@ -283,23 +287,31 @@ def assemble(
             cell[0],
             cell[-1] + 1,
             sum(costs[index].parameters for index in cell),
-            cell_costs[at],
+            of_cells[at],
             peaks[placement.stage_of(at)],
             machine.process_bytes + p2p_bytes[placement.stage_of(at)],
         )
         for at, cell in enumerate(ranges)
     )
-    timeline, limit_bytes = _simulated(schedule, schedule_config, cell_costs, machine), machine.memory_limit_bytes
-    bound = step_lower_bound_s(placement, pipeline, cell_costs, fit, ranges, machine)
+    timeline = _simulated(schedule, schedule_config, of_cells, pipeline, machine)
+    bound = step_lower_bound_s(placement, pipeline, of_cells, fit, ranges, machine)
     return Plan(
-        cells, pipeline, schedule_config, schedule, limit_bytes, timeline, bound, machine.cores, machine.reserve
+        cells,
+        pipeline,
+        schedule_config,
+        schedule,
+        machine.memory_limit_bytes,
+        timeline,
+        bound,
+        machine.cores,
+        machine.reserve,
     )
 
 
 def step_lower_bound_s(
     placement: CellPlacement,
     pipeline: PipelineSettings,
-    cell_costs: Sequence[CellCost],
+    costs: Sequence[CellCost],
     fit: MemoryFit,
     ranges: Sequence[range],
     machine: Machine,
@@ -307,9 +319,9 @@ def step_lower_bound_s(
     """Returns a lower bound in seconds for a step with any schedule of these cells, the update included; where workers
     share cores, at least their work over the cores."""
     count, memory = pipeline.micro_batches, fit.stage_memories(ranges, with_waiting=False)
-    problem = SchedulingProblem(placement, count, cell_costs, machine.link, memory, machine.memory_limit_bytes)
-    updates = [sum(cost.update_s for cost in placement.on_stage(k, cell_costs)) for k in range(placement.stages)]
-    bound = lower_bound_s(problem) + max(updates)
+    problem = SchedulingProblem(placement, count, costs, machine.link, memory, machine.memory_limit_bytes)
+    updates = [sum(cost.update_s for cost in placement.on_stage(k, costs)) for k in range(placement.stages)]
+    bound = lower_bound_s(problem) + machine.agreement_s(placement.stages * pipeline.replicas) + max(updates)
     if machine.cores is None:
         return bound
     work = count * sum(map(sum, problem.least_s)) + sum(updates)
@@ -323,27 +335,12 @@ def _pairs(cells: Sequence[CellCost], placement: CellPlacement) -> tuple[CellPai
     return tuple((source, target) for source, target in neighbours + far if placement.crosses(source, target))
 
 
-def cell_cost(
-    costs: Sequence[LayerCost], cells: Sequence[range], k: int, pipeline: PipelineSettings, machine: Machine
-) -> CellCost:
-    """Returns the cost of cell k of these cells, in a pipeline with these replicas."""
-    inside = [costs[index] for index in cells[k]]
-    reduced = 0.0
-    if pipeline.replicas > 1:
-        # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
-        # worker's own share
-        share = 2 * (pipeline.replicas - 1) / pipeline.replicas
-        reduced = share * 4 * sum(cost.parameters - cost.frozen for cost in inside) / machine.reduce_bytes_per_s
-    sent = message_costs(costs, cells, k)
-    before = message_costs(costs, cells, k - 1) if k else []
-    return CellCost(
-        forward_s=sum(cost.forward_s for cost in inside),
-        recompute_s=sum(cost.recompute_s for cost in inside),
-        backward_s=sum(cost.backward_s for cost in inside),
-        weight_grad_s=sum(cost.weight_grad_s for cost in inside),
-        split_s=sum(cost.split_s for cost in inside),
-        update_s=sum(cost.update_s for cost in inside) + reduced,
-        activation_bytes=sent[0].activation_bytes if sent else 0,
-        gradient_bytes=before[0].gradient_bytes if before else 0,
-        far_messages=tuple(sent[1:]),
-    )
+def plan_costs(
+    costs: Sequence[LayerCost],
+    ranges: Sequence[range],
+    placement: CellPlacement,
+    pipeline: PipelineSettings,
+    machine: Machine,
+) -> list[CellCost]:
+    """Returns the costs of a plan's cells."""
+    return cell_costs(costs, ranges, placement, machine.link, pipeline.replicas, machine.reduce_bytes_per_s)

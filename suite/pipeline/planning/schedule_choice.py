@@ -21,7 +21,7 @@ from suite.pipeline.planning.plan import (
     Plan,
     assemble,
     candidates,
-    cell_cost,
+    plan_costs,
     step_lower_bound_s,
     try_schedule,
 )
@@ -104,18 +104,18 @@ def _cuts(
         )
         for lengths in dict.fromkeys(layers_per_cell):
             ranges = cell_ranges(lengths, len(costs))
-            cell_costs = [cell_cost(costs, ranges, at, settings[0], machine) for at in range(len(ranges))]
+            of_cells = plan_costs(costs, ranges, placement, settings[0], machine)
             problem = SchedulingProblem(
                 placement,
                 pipeline.micro_batches,
-                cell_costs,
+                of_cells,
                 machine.link,
                 memory_fit.stage_memories(ranges),
                 machine.memory_limit_bytes,
                 machine.transport,
                 pipeline.remat != "never",
             )
-            bound_s = step_lower_bound_s(placement, settings[0], cell_costs, memory_fit, ranges, machine)
+            bound_s = step_lower_bound_s(placement, settings[0], of_cells, memory_fit, ranges, machine)
             starts = [one.schedule for one in fitting if one.layers_per_cell == lengths]
             yield _Cut(settings[0], ranges, starts, problem, bound_s)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning.costs import MessageCost
+from suite.pipeline.planning.costs import LayerCost, MessageCost, message_costs
 from suite.pipeline.schedule.action import Action, of_kind, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.playback import Playback, Route
@@ -23,14 +23,30 @@ from suite.pipeline.schedule.timeline import Span, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The cost of a message between neighbouring stages."""
+    """The cost of a message between neighbouring stages; ``overhead`` is what keeps its sender busy, and its receiver
+    as long (the o of LogP, Culler et al. 1993)."""
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
+    overhead_s: float = 0.0
+    overhead_s_per_byte: float = 0.0
 
     def seconds(self, size: int) -> float:
-        """Returns how long a message of ``size`` bytes takes."""
+        """Returns how long a message of ``size`` bytes takes once it has been sent."""
         return self.latency_s + size / self.bytes_per_s
+
+    def busy_s(self, size: int) -> float:
+        """Returns how long a message of ``size`` bytes keeps each of its two stages busy."""
+        return self.overhead_s + size * self.overhead_s_per_byte if size else 0.0
+
+    @property
+    def slowest(self) -> Link:
+        """Of its kinds, as ``Links`` has them, the one with the longest latency."""
+        return self
+
+    def between(self, source: int, target: int) -> Link:
+        """Returns the link between two stages, as ``Links`` does."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,11 @@ class Links:
     between_nodes: Link
     cuts: frozenset[int]
     """The cuts k, from stage k to k + 1, between nodes (``suite.pipeline.planning.placement``)."""
+
+    @property
+    def slowest(self) -> Link:
+        """The one with the longest latency."""
+        return max(self.within_node, self.between_nodes, key=lambda link: link.latency_s)
 
     def between(self, source: int, target: int) -> Link:
         """Returns the link between two stages."""
@@ -70,21 +91,70 @@ class CellCost:
     """The part of the backward that can be deferred."""
     split_s: float = 0.0
     """What splitting the backward costs extra."""
+    forward_messages_s: float = 0.0
+    """For which its forward's messages keep the stage busy, those that it receives and those that it sends."""
+    backward_messages_s: float = 0.0
 
     def seconds(self, kind: str, recomputed: bool) -> float:
-        """Returns how long an action takes; a forward whose micro-batch is not recomputed records its graph. Raises
-        KeyError for an unknown kind."""
+        """Returns how long an action takes, with its messages; a forward whose micro-batch is not recomputed records
+        its graph. Raises KeyError for an unknown kind."""
         if kind == "F":
-            return self.forward_s if recomputed else self.recompute_s
+            return (self.forward_s if recomputed else self.recompute_s) + self.forward_messages_s
         if kind == "I":
-            return self.backward_s + (self.split_s - self.weight_grad_s)
-        return {"R": self.recompute_s, "B": self.backward_s, "W": self.weight_grad_s}[kind]
+            return self.backward_s + (self.split_s - self.weight_grad_s) + self.backward_messages_s
+        if kind == "B":
+            return self.backward_s + self.backward_messages_s
+        return {"R": self.recompute_s, "W": self.weight_grad_s}[kind]
 
     @property
     def least_seconds(self) -> tuple[float, float, float, float]:
         """The least seconds of a forward, what its graph adds, a backward, and what its weight gradients add."""
-        forward, backward = min(self.forward_s, self.recompute_s), min(self.backward_s, self.seconds("I", False))
-        return forward, self.recompute_s - forward, backward, self.backward_s - backward
+        forward, whole = min(self.seconds("F", True), self.seconds("F", False)), self.seconds("B", False)
+        backward = min(whole, self.seconds("I", False))
+        return forward, self.seconds("F", False) - forward, backward, whole - backward
+
+
+def cell_costs(
+    costs: Sequence[LayerCost],
+    cells: Sequence[range],
+    placement: CellPlacement,
+    link: Link | Links,
+    replicas: int = 1,
+    reduce_bytes_per_s: float = math.inf,
+) -> list[CellCost]:
+    """Returns the costs of cells of these layers, in a pipeline with these replicas."""
+    sent = [message_costs(costs, cells, k) for k in range(len(cells))]
+    forward_s, backward_s = [0.0] * len(cells), [0.0] * len(cells)
+    for source, messages in enumerate(sent):
+        for message in messages:
+            if placement.crosses(source, message.to):
+                between = link.between(placement.stage_of(source), placement.stage_of(message.to))
+                for end in (source, message.to):
+                    forward_s[end] += between.busy_s(message.activation_bytes)
+                    backward_s[end] += between.busy_s(message.gradient_bytes)
+    found = []
+    for k, cell in enumerate(cells):
+        inside = [costs[index] for index in cell]
+        # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
+        # worker's own share
+        gradient_bytes = 4 * sum(cost.parameters - cost.frozen for cost in inside)
+        reduced_s = 2 * (replicas - 1) / replicas * gradient_bytes / reduce_bytes_per_s
+        found.append(
+            CellCost(
+                forward_s=sum(cost.forward_s for cost in inside),
+                recompute_s=sum(cost.recompute_s for cost in inside),
+                backward_s=sum(cost.backward_s for cost in inside),
+                weight_grad_s=sum(cost.weight_grad_s for cost in inside),
+                split_s=sum(cost.split_s for cost in inside),
+                update_s=sum(cost.update_s for cost in inside) + reduced_s,
+                activation_bytes=sent[k][0].activation_bytes if sent[k] else 0,
+                gradient_bytes=sent[k - 1][0].gradient_bytes if k else 0,
+                far_messages=tuple(sent[k][1:]),
+                forward_messages_s=forward_s[k],
+                backward_messages_s=backward_s[k],
+            )
+        )
+    return found
 
 
 def action_seconds(
@@ -107,20 +177,20 @@ def simulate(
     link: Link | Links = Link(),
     flow: FlowControl = GLOO,
     owners: tuple[int, ...] = (),
+    agreement_s: float = 0.0,
 ) -> Timeline:
     """Returns the timeline of one step; ``cells`` are the costs of the cells, ``flow`` says when receives are posted,
     and ``owners`` which stage owns which cell (``CellPlacement``). The update begins when all stages are done, because
-    it needs the global gradient norm.
+    it needs the global gradient norm; agreeing on it takes ``agreement_s``.
 
     Raises SettingError when the schedule deadlocks, or a cost or the link is negative or not finite; ``validate`` finds
     every other error of a schedule.
     """
     _check(schedule, cells, link)
     placement = CellPlacement(len(schedule), owners)
-    links = link if isinstance(link, Links) else Links(link, link, frozenset())
 
     def route(source: int, target: int, activation_bytes: int, gradient_bytes: int) -> Route:
-        between = links.between(placement.stage_of(source), placement.stage_of(target))
+        between = link.between(placement.stage_of(source), placement.stage_of(target))
         rate = between.bytes_per_s
         return Route(source, target, activation_bytes / rate, gradient_bytes / rate, between.latency_s)
 
@@ -136,7 +206,7 @@ def simulate(
         waiting = ", ".join(f"stage {k} at {action}" for k, action in playback.stuck.items())
         raise SettingError(f"the schedule deadlocks: {waiting} wait for each other")
     rows = playback.rows
-    end = max((row[-1].end for row in rows if row), default=0.0)
+    end = max((row[-1].end for row in rows if row), default=0.0) + agreement_s
     for k, row in enumerate(rows):
         update = sum(cell.update_s for cell in placement.on_stage(k, cells))
         if update:
@@ -151,6 +221,8 @@ _COST_NUMBERS = (
     "update_s",
     "weight_grad_s",
     "split_s",
+    "forward_messages_s",
+    "backward_messages_s",
     "activation_bytes",
     "gradient_bytes",
 )

@@ -46,6 +46,13 @@ def test_only_shapes_that_no_other_exceeds_are_planned() -> None:
     assert sorted(map(shape, plans)) == [(1, 6), (2, 3), (3, 2), (6, 1)]
 
 
+@pytest.mark.parametrize(("given", "is_planned"), [("", True), ("pipeline.replicas=6", False)])
+def test_on_cpus_one_worker_with_all_cores_is_planned_too(given: str, is_planned: bool) -> None:
+    given = f"{FREE} {given}"
+    plans = best_plans(translation(given), Cluster(6, 12 * GIB, "cpu"), estimated_costs, given)
+    assert ((1, 1) in map(shape, plans)) == is_planned
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -1,5 +1,6 @@
 """Plans: cells, times and bytes against the parts they are made of, all errors at once, and real memory kept to."""
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from launch.worker.measure import measure_layers, measure_peak_bytes
 from models import amoebanet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import PlanError
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning import profile
 from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.devices import GIB, Machine
@@ -21,7 +23,7 @@ from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_p
 from suite.pipeline.planning.partition import fewest_stages
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample
-from suite.pipeline.planning.simulate import CellCost, Link, simulate
+from suite.pipeline.planning.simulate import CellCost, Link, Links, cell_costs, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
@@ -64,9 +66,36 @@ def test_a_plan_by_hand():
     # forward a message takes 3 + 0.5, back 1.5 + 0.5:
     # stage 0  F0 0-2  F1 2-4  B1 16.5-20.5  R0 20.5-22.5  B0 22.5-26.5
     # stage 1  F0 5.5-7.5  F1 8.5-10.5  B1 10.5-14.5  R0 14.5-16.5  B0 16.5-20.5
-    assert found.step_s == 26.5 + 1
+    # then both agree, by a message there and one back, and update
+    assert found.step_s == 26.5 + 2 * 0.5 + 1
     # stage 1 begins at 5.5 and has 12 to do; then the last gradient takes 2, and its backward on stage 0 takes 4
-    assert found.lower_bound_s == 5.5 + 12 + 2 + 4 + 1
+    assert found.lower_bound_s == 5.5 + 12 + 2 + 4 + 2 * 0.5 + 1
+
+
+@pytest.mark.parametrize(("workers", "messages"), [(1, 0), (2, 2), (3, 4), (4, 4), (8, 6), (9, 8)])
+def test_more_workers_take_longer_to_agree(workers, messages):
+    assert replace(ROOMY, link=Link(0.5)).agreement_s(workers) == messages * 0.5
+    across = Links(Link(0.25), Link(0.5), frozenset({1}))
+    assert replace(ROOMY, link=across).agreement_s(workers) == messages * 0.5
+
+
+def test_messages_keep_their_two_stages_busy_and_those_that_stay_on_a_stage_do_not():
+    """A V of two stages: layers 0 and 3 are stage 0's, 1 and 2 stage 1's. Layer 3 pops what layer 0 stashed: on its
+    own stage. Layer 2 pops from layer 0: on another."""
+    costs = [
+        layer(boundary_bytes=0, gradient_bytes=0),
+        layer(boundary_bytes=10 + 20 + 2, gradient_bytes=4 + 9 + 3),
+        layer(boundary_bytes=10 + 20 + 2, gradient_bytes=4 + 9 + 3, skip_inputs=(SkipInput(2, 20, 9, False),)),
+        layer(boundary_bytes=8 + 2, gradient_bytes=0 + 3, skip_inputs=(SkipInput(3, 2, 3, False),)),
+    ]
+    link = Link(5.0, 1.0, overhead_s=100.0, overhead_s_per_byte=1.0)
+    cells, placement = [range(at, at + 1) for at in range(4)], CellPlacement(2, (0, 1, 1, 0))
+    found = cell_costs(costs, cells, placement, link)
+    assert [cost.forward_messages_s for cost in found] == [110 + 120, 110, 120 + 108, 108]
+    assert [cost.backward_messages_s for cost in found] == [104 + 109, 104, 109, 0]  # no message is of 0 bytes
+    first = found[0]
+    assert [first.seconds(kind, False) for kind in "FRBIW"] == [1 + 230, 1, 2 + 213, 2 + 213, 0]
+    assert first.least_seconds == (231, 0, 215, 0)
 
 
 def test_an_update_takes_what_its_layers_take_and_a_reduction_over_replicas():
@@ -131,7 +160,9 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
     assert sum(found.layers_per_cell) == len(costs)
     assert len(found.layers_per_cell) == stages
     schedule = fill_drain(stages, micro_batches, remat)
-    assert found.timeline == simulate(schedule, [stage.cost for stage in found.cells], link)
+    agreement_s = 2.0 * math.ceil(math.log2(stages))
+    cells = [stage.cost for stage in found.cells]
+    assert found.timeline == simulate(schedule, cells, link, agreement_s=agreement_s)
     for stage, actions in zip(found.cells, schedule, strict=True):
         inside = costs[stage.begin : stage.end]
         assert stage.cost.forward_s == sum(one.forward_s for one in inside)

@@ -70,6 +70,19 @@ def parse(lines):
     return [[Action.parse(cell) for cell in line.split()] for line in lines]
 
 
+def test_what_messages_keep_a_stage_busy_with_is_part_of_its_forward_and_its_backward():
+    messages = replace(EQUAL, forward_messages_s=0.5, backward_messages_s=0.25)
+    assert drawn(simulate(fill_drain(2, 2, "except_last"), [messages, EQUAL])) == [
+        "F0:0-1.5 F1:1.5-3 B1:6-8.25 R0:8.25-9.25 B0:9.25-11.5",
+        "F0:1.5-2.5 F1:3-4 B1:4-6 R0:6-7 B0:7-9",
+    ]
+
+
+def test_an_update_waits_until_the_workers_agree():
+    timeline = simulate(fill_drain(2, 1, "never"), [replace(EQUAL, update_s=1)] * 2, agreement_s=0.5)
+    assert [row[-1].start for row in timeline.rows] == [6.5, 6.5]
+
+
 def test_an_unknown_kind_of_action_has_no_cost():
     with pytest.raises(KeyError):
         EQUAL.seconds("X", recomputed=False)
