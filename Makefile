@@ -2,7 +2,7 @@
 
 # Values are taken as they are typed and passed to the command line through the environment: neither make nor a shell
 # expands them, so quotes, blanks and dollar signs arrive. NAME is never taken from the environment: some systems set it.
-VALUES := NAME SCALE SET RUN CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB MINUTES DEVICE
+VALUES := NAME SCALE SET RUN A B CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB MINUTES DEVICE
 NAME   :=
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
@@ -15,7 +15,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export diff list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -66,6 +66,9 @@ generate: $(READY) ## continue a text by a trained language model: RUN=, CHECKPO
 
 export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, CHECKPOINT=, FORMAT=huggingface
 	@$(GPIPE) export --format "$${FORMAT:-huggingface}" --checkpoint "$$CHECKPOINT" -- "$$RUN"
+
+diff: $(READY) ## the first tensor by which two runs differ: RUN="a b"; or one experiment with two settings: NAME=, A=plain (PyTorch without a pipeline), B="pipeline.stages=2", SET= for both
+	@$(GPIPE) diff --scale "$${SCALE:-auto}" --set "$$SET" --a "$$A" --b "$$B" --run "$$RUN" -- "$$NAME"
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list

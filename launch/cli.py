@@ -3,7 +3,7 @@
 Exit codes:
 0: done
 1: no checkpoint is valid, a run of a sweep failed, the doctor found a fault,
-a benchmark found wrong gradients, or the suite has a defect (see its log)
+a benchmark found wrong gradients, two runs differ by more than rounding, or the suite has a defect (see its log)
 2: an error that the user can fix
 130: interrupted
 """

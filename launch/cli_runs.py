@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from launch.cli_options import CheckpointOption, ScoreSetOption, console
+from launch.cli_options import (
+    CheckpointOption,
+    ScaleOption,
+    ScoreSetOption,
+    SetOption,
+    SweepLauncherOption,
+    console,
+)
+from suite.errors import SettingError
 
 
 def checkpoints(run: str) -> None:
@@ -91,4 +99,28 @@ def export(
     export_run(run, form, console, parse_choice(checkpoint))
 
 
-COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export)
+def diff(
+    name: Annotated[str, typer.Argument(help="an experiment, trained with --a and with --b")] = "",
+    a: Annotated[str, typer.Option("--a", help='settings, such as "pipeline.stages=1"; or plain: no pipeline')] = "",
+    b: Annotated[str, typer.Option("--b", help='settings, such as "pipeline.stages=2 pipeline.schedule=1f1b"')] = "",
+    settings: SetOption = "",
+    run: Annotated[
+        list[str], typer.Option(help="two runs with fingerprints instead, given twice or with a blank between them")
+    ] = [],  # noqa: B006  # typer copies it
+    steps: Annotated[int, typer.Option(min=1, help="how many are trained")] = 2,
+    scale: ScaleOption = "auto",
+    launcher: SweepLauncherOption = "local",
+) -> None:
+    """Find the first tensor by which two settings of an experiment differ, or two runs; exit code 1 if rounding does
+    not explain it."""
+    from launch.diff.command import diff_runs, diff_settings
+
+    runs = " ".join(run).split()
+    if bool(name) == bool(runs) or (runs and (a or b or settings)):
+        raise SettingError("give an experiment with --a and --b, or two runs with --run")
+    found = diff_runs(runs, console) if runs else diff_settings(name, a, b, settings, steps, scale, launcher, console)
+    if not found.is_explained:
+        raise typer.Exit(1)
+
+
+COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff)

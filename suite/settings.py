@@ -177,6 +177,8 @@ class LoopSettings(FrozenRecord):
     """Steps that torch.profiler records, such as 20 or 20-23, counted from 1."""
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval of records of each layer's gradient norm, kurtosis, size and update; none: no records."""
+    fingerprint_steps: Annotated[int, Unit("steps")] = Field(0, ge=0)
+    """First steps after a start of which all layers' tensors are recorded for `gpipe diff` (docs/diff.md)."""
     threads: int | None = Field(None, ge=1)
     """Threads per stage; none: cores divided by workers."""
     max_restarts: int = Field(10, ge=0)

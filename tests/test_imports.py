@@ -17,6 +17,7 @@ ORDER = [
     "launch/benchmarks",
     "launch/gpu_check",
     "launch/sweeps",
+    "launch/diff",
     "launch/train",
     "launch/planning",
     "launch/diagnostics",

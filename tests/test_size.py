@@ -11,10 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1370,
+    "launch": 1400,
     "launch/backends": 1920,
     "launch/benchmarks": 800,
     "launch/diagnostics": 1370,
+    "launch/diff": 440,
     "launch/gpu_check": 680,
     "launch/inference": 1310,
     "launch/jobs": 1480,
@@ -26,7 +27,7 @@ BUDGETS = {
     "launch/tracking": 700,
     "launch/train": 680,
     "launch/watching": 1310,
-    "launch/worker": 2020,
+    "launch/worker": 2035,
     "experiments": 220,
     "experiments/base": 1150,
     "experiments/benchmark": 950,
@@ -41,15 +42,15 @@ BUDGETS = {
     "experiments/tables": 900,
     "experiments/translation": 510,
     "models": 1350,
-    "suite": 800,
+    "suite": 805,
     "suite/data": 3670,
     "suite/decoding": 500,
     "suite/evaluation": 480,
     "suite/pipeline/model": 930,
     "suite/pipeline/planning": 4080,
-    "suite/pipeline/runtime": 2720,
+    "suite/pipeline/runtime": 2770,
     "suite/pipeline/schedule": 1690,
-    "suite/training": 3790,
+    "suite/training": 3980,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

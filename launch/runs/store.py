@@ -74,6 +74,8 @@ class RunFolder:
     """One line per loss spike."""
     layers = _File("layers.jsonl")
     """Statistics of each layer, one line every ``train.layer_stats_every`` steps."""
+    fingerprints = _File("fingerprints")
+    """One JSON Lines file per worker: fingerprints of the tensors of the first ``train.fingerprint_steps`` steps."""
     record = _File("record.json")
     """The results of the run, written at its end."""
     published = _File("published.json")

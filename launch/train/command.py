@@ -46,7 +46,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
         backend.check_workers(chosen)
         if faults := row_errors(chosen):
             raise PlanError(faults)
-    prepared = _prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
+    prepared = prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
     session = Session(backend, console)
@@ -62,7 +62,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
 def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
     """Runs a resolved experiment; ``make_run`` creates its folder once it is planned. Raises as ``start`` does."""
     session = Session(select_backend(launcher), console, shows_samples=False)
-    chosen = _prepare(with_available_precision(chosen, session.backend.cluster(), console.print), console)
+    chosen = prepare(with_available_precision(chosen, session.backend.cluster(), console.print), console)
     planned = session.plan(chosen)
     session.train(make_run(), planned)
 
@@ -153,7 +153,7 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
     return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=schedule)})
 
 
-def _prepare(chosen: Experiment, console: Console) -> Experiment:
+def prepare(chosen: Experiment, console: Console) -> Experiment:
     """Prepares the data; returns the experiment with the data that was prepared, which may be a fallback.
 
     Raises DataError when no data is available, CheckpointError when ``train.init_from`` names an unsuitable run.

@@ -42,6 +42,7 @@ from suite.pipeline.runtime.p2p import Deadline
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
 from suite.training import checkpoint
+from suite.training.fingerprints import Fingerprints
 from suite.training.layer_stats import LayerStats
 from suite.training.loop import Progress, TrainingSetup, train
 from suite.training.loss_spikes import LossSpikes
@@ -134,10 +135,8 @@ def _train_stage(
         loaded, vocabulary = load_weights(experiment, attempt, executor, log)
         start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
         # the optimizer
-        sync_stats = getattr(settings, "sync_batchnorm_stats", True)
-        optimizer = make_stage_optimizer(
-            executor, groups, model, experiment.optimizer, sync_stats, experiment.update_factors
-        )
+        sync_stats, factors = getattr(settings, "sync_batchnorm_stats", True), experiment.update_factors
+        optimizer = make_stage_optimizer(executor, groups, model, experiment.optimizer, sync_stats, factors)
         if loaded is not None:
             checkpoint.load_optimizer(loaded, optimizer)
         # the data
@@ -173,6 +172,7 @@ def _train_stage(
             log,
             utilization,
             step_profiler(settings, run.profile, coord, device),
+            _fingerprints(experiment, run, executor, optimizer, start),
         )
     with system_metrics:
         progress = train(setup, settings, Progress(start, int(notes.get("units", 0))))
@@ -193,6 +193,16 @@ def _validation(
     if loaded is not None and state.best_step is not None and state.best_step != loaded.best_step:
         validation.forget(state.best_step)  # its checkpoint is gone, so a new best one is needed
     return validation
+
+
+def _fingerprints(
+    experiment: Experiment, run: RunFolder, executor: Executor, optimizer: StageOptimizer, start: int
+) -> Fingerprints | None:
+    steps, pipeline = experiment.train.fingerprint_steps, experiment.pipeline
+    if not steps:
+        return None
+    micro_batches = pipeline.micro_batches * pipeline.replicas
+    return Fingerprints(executor, optimizer, run.fingerprints, start, steps, micro_batches)
 
 
 def _saver(

@@ -17,6 +17,7 @@ from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.nonfinite import NonFiniteRecord, find_nonfinite
 from suite.settings import LoopSettings
 from suite.training import metrics
+from suite.training.fingerprints import Fingerprints, recording
 from suite.training.layer_stats import LayerStats
 from suite.training.profiling import StepProfiler
 from suite.training.stage_optimizer import StageOptimizer, StepResult
@@ -77,6 +78,7 @@ class TrainingSetup:
     utilization: Utilization | None = None
     """On the metrics rank, if the model's operations are known."""
     profiler: StepProfiler | None = None
+    fingerprints: Fingerprints | None = None
 
 
 @dataclass
@@ -102,7 +104,8 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
             break
         if worker.profiler is not None:
             worker.profiler.begin(step, worker.executor)
-        trained = _train_step(worker, step)
+        with recording(worker.fingerprints, step):
+            trained = _train_step(worker, step)
         if worker.profiler is not None:
             worker.profiler.end(step, worker.executor)
         batch, result = trained.batch, trained.result

@@ -75,6 +75,8 @@ class StageOptimizer:
         self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device, of_each)
         self.reducer: GradientReducer | None = None
         """For the executor, which knows when a step's gradients are complete. None without replicas."""
+        self.on_gradients: Callable[[], None] | None = None
+        """Called in each update when all gradients are complete, before they are clipped."""
         if coord.replicas > 1:
             parameters = list(self._trainable.values())
             self.reducer = GradientReducer(parameters, ties.parameters(), groups.replicas, self._state.shards())
@@ -86,6 +88,8 @@ class StageOptimizer:
         ``recorder`` records the part after the agreement, because before that a worker may wait for others.
         """
         gradients = self.finish_reduction()
+        if self.on_gradients is not None:
+            self.on_gradients()
         squares, totals, peaks = self._agree(gradients, sums, peak_bytes)
         start = recorder.mark() if recorder is not None else None
         norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")

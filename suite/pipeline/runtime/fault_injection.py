@@ -198,9 +198,12 @@ class _FaultInjector:
             corrupted = tuple(_corrupted(tensor, fault) for tensor in as_tuple(output))
             return corrupted[0] if isinstance(output, Tensor) else corrupted
 
-        def on_input(module: nn.Module, inputs: Tensors) -> None:
-            if inputs[0].requires_grad:
-                inputs[0].register_hook(lambda grad: _corrupted(grad, fault) if self._matches(fault) else None)
+        def on_input(module: nn.Module, inputs: Tensors) -> Tensors:
+            first, *others = inputs
+            if first.requires_grad:
+                first = first.view_as(first)  # between the layer and what watches its gradients
+                first.register_hook(lambda grad: _corrupted(grad, fault) if self._matches(fault) else None)
+            return first, *others
 
         if fault.of == "activation":
             layer.register_forward_hook(on_output)

@@ -82,6 +82,8 @@ class Stage:
         self._shapes = [ShapeInference([layers[index] for index in cell], self._mixed) for cell in cells]
         self.current_layer: int | None = None
         """The layer whose forward runs now; error and stall reports name it."""
+        self.micro_batch = 0
+        """The micro-batch, counted over the whole mini-batch, of the last forward."""
         self.defers_weight_grads = defers_weight_grads
         self._adds_in_product = self._mixed and device.type in MULTIPLIES_BF16_INTO_FP32
         splits = defers_weight_grads or self._adds_in_product
@@ -119,6 +121,11 @@ class Stage:
     def parameters(self, virtual_stage: int) -> Iterator[nn.Parameter]:
         """Returns the parameters of one cell, in the order of its layers."""
         return self._cells[virtual_stage].parameters()
+
+    @property
+    def by_index(self) -> dict[int, nn.Module]:
+        """Its layers by their index in the model."""
+        return dict(zip(self.indices, self.layers, strict=True))
 
     def layer(self, index: int) -> nn.Module:
         """Returns the layer with an index in the model."""
@@ -162,6 +169,7 @@ class Stage:
     def _forward(self, micro_batch: CellMicroBatch, targets: Tensors) -> tuple[Tensors, Tensor | None]:
         cell, output_boundary = self.cells[micro_batch.virtual_stage], micro_batch.output_boundary
         tensors, stash = micro_batch.input_boundary.unpack(micro_batch.inputs)
+        self.micro_batch = micro_batch.index
         self.running_stats.begin(micro_batch.index)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
             for index, layer in zip(cell, self._cells[micro_batch.virtual_stage], strict=True):

@@ -11,6 +11,7 @@ from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings, TrainSettings
 from suite.training import checkpoint
+from suite.training.fingerprints import Fingerprints
 from suite.training.loop import Progress, TrainingSetup, train
 from suite.training.profiling import step_profiler
 from suite.training.stage_optimizer import StageOptimizer
@@ -54,10 +55,11 @@ def run(
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
     once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(), profile=None,
-    factors=lambda *_: (1.0, 1.0),
+    factors=lambda *_: (1.0, 1.0), fingerprints=None,
 ):  # fmt: skip
     """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes, ``profile`` a folder and
-    the steps to profile, ``factors`` those of each parameter's update."""
+    the steps to profile, ``factors`` those of each parameter's update, ``fingerprints`` a folder for those of all
+    steps."""
     coord = RankCoord(rank, stages, replicas)
     layers = freeze(toy_layers(), frozen)
     executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
@@ -85,7 +87,7 @@ def trained(
         batch = mini_batch(*toy_batch(8, seed=100 + step), share, coord.replica, replicas, total)
         if step in spoil and coord.is_last and poison is None and executor.stage.loss is not None:
             executor.stage.loss = Spoiled(4 // replicas if once else None)
-        elif executor.stage.loss is not None:
+        elif spoil and executor.stage.loss is not None:
             executor.stage.loss = SumLoss()
         return batch
 
@@ -99,7 +101,9 @@ def trained(
     traces, steps = profile or (None, None)
     loop = TrainSettings(steps=until, checkpoint_every=20, max_nonfinite_steps=2, profile_steps=steps)
     profiler = step_profiler(loop, traces, coord, executor.stage.device)
-    train(TrainingSetup(executor, update, batches, saver, trackers, profiler=profiler), loop, progress)
+    recorder = fingerprints and Fingerprints(executor, update, fingerprints, 0, until, total)
+    setup = TrainingSetup(executor, update, batches, saver, trackers, profiler=profiler, fingerprints=recorder)
+    train(setup, loop, progress)
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
 
 
@@ -128,8 +132,11 @@ def poisoned(executor, kind, layer, micro_batch):
         return (first * torch.nan, *others) if executor.status.action.micro_batch == micro_batch else None
 
     def on_input(module, inputs):
-        if inputs[0].requires_grad:
-            inputs[0].register_hook(spoil)
+        first, *others = inputs
+        if first.requires_grad:
+            first = first.view_as(first)
+            first.register_hook(spoil)
+        return first, *others
 
     if kind == "activation":
         module.register_forward_hook(on_output)

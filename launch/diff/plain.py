@@ -1,0 +1,175 @@
+"""Trains an experiment in one process by plain autograd, as a script without a pipeline would.
+
+    layer after layer -> loss / the mini-batch's divisor -> backward, micro-batch after micro-batch -> clip -> update
+
+Seeds, the order of sums over tied copies, and the norm that clips are as documented (docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from experiments.base.experiment import Experiment
+from launch.backends.processes import run_processes
+from launch.runs.store import CACHE, RunFolder
+from launch.worker.distributed import init_process_group
+from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
+from suite.errors import SettingError
+from suite.paths import write_atomically
+from suite.pipeline.model.layers import as_tuple, distinct_parameters, loss_of, materialize, ties_of
+from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
+from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.runtime.layer_hooks import Place, shown
+from suite.training.fingerprints import FingerprintFile
+from suite.training.update_rule import Key, learning_rate, make_optimizer, param_groups
+
+
+def train_plainly(chosen: Experiment, run: RunFolder) -> None:
+    """Trains all steps of a prepared experiment on this machine's CPU, with all micro-batches of its replicas, and
+    writes fingerprints to the run's folder. Raises SettingError for a run that starts from another one's weights."""
+    if chosen.train.init_from is not None:
+        raise SettingError("plain PyTorch starts from a seed; leave train.init_from out")
+    pipeline = chosen.pipeline
+    total = pipeline.micro_batches * pipeline.replicas
+    alone = pipeline.model_copy(update={"stages": 1, "replicas": 1, "micro_batches": total, "layers_per_cell": None})
+    chosen = chosen.with_pipeline(alone)
+    write_atomically(run.experiment, chosen.to_toml())
+    run_processes(_train, 1, chosen, chosen.data_folder(CACHE).resolve(), run.fingerprints)
+
+
+def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Path, folder: Path) -> None:
+    device = init_process_group(rank, world, rendezvous, 1)
+    described, loss = chosen.build()
+    set_logits_bytes(described, CPU_LOGITS_BYTES)
+    seed = chosen.train.seed
+    layers = [materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)]
+    copies = _copies(layers)
+    for first, *others in copies.values():
+        for other in others:
+            _parameter(layers, other).data.copy_(_parameter(layers, first).data)
+    optimizer = _optimizer(layers, copies, chosen)
+    source = chosen.data_source(data, RankCoord(0, 1, 1))
+    file = FingerprintFile(folder, "plain", 0, dict(enumerate(layers)), chosen.pipeline.micro_batches)
+    for step in range(chosen.train.steps):
+        _add_parameters(file, "initial", layers)
+        batch = source.batch(step)
+        assert batch is not None
+        for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
+            with shown(dict(enumerate(layers)), loss, partial(_add_shown, file, i)):
+                objective = _forward(layers, loss, inputs, targets, chosen, step, i)
+                torch.autograd.backward(objective, torch.full_like(objective, 1 / batch.divisor))
+        _sum_copies(layers, copies)
+        for index, name, parameter in _trainable(layers):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            file.add(None, index, f"whole gradient of {name}", parameter.grad)
+        _clip(layers, chosen.optimizer.max_grad_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, chosen.optimizer) * group["lr_factor"]
+        optimizer.step()
+        optimizer.zero_grad()
+        _add_parameters(file, "updated", layers)
+        file.write(step + 1)
+    dist.destroy_process_group()
+
+
+def _optimizer(
+    layers: Sequence[nn.Module], copies: Mapping[str, Sequence[Key]], chosen: Experiment
+) -> torch.optim.Optimizer:
+    """Returns the optimizer of all parameters; copies have the factors of the first one."""
+    firsts = {key: keys[0] for keys in copies.values() for key in keys}
+    parameters = {(index, name): parameter for index, name, parameter in _trainable(layers)}
+    factors = {
+        key: chosen.update_factors("{}.{}".format(*firsts.get(key, key)), parameter)
+        for key, parameter in parameters.items()
+    }
+    return make_optimizer(param_groups(parameters, factors, chosen.optimizer), chosen.optimizer)
+
+
+def _trainable(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            if parameter.requires_grad:
+                yield index, name, parameter
+
+
+def _forward(
+    layers: Sequence[nn.Module],
+    loss: nn.Module,
+    tensors: tuple[Tensor, ...],
+    targets: tuple[Tensor, ...],
+    chosen: Experiment,
+    step: int,
+    micro_batch: int,
+) -> Tensor:
+    """Returns the objective of a micro-batch."""
+    stash: dict[str, Tensor] = {}
+    bf16 = chosen.optimizer.precision == "bf16"
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        for index, layer in enumerate(layers):
+            set_seed(layer_seed(chosen.train.seed, step, micro_batch, index), torch.device("cpu"))
+            inputs = (*tensors, *(stash.pop(name) for name in getattr(layer, "pops", ())))
+            if index == len(layers) - 1:
+                return loss_of(layer, loss, inputs, targets)[0]
+            outputs = as_tuple(layer(*inputs))
+            if bf16:
+                outputs = tuple(t.bfloat16() if t.dtype == torch.float32 else t for t in outputs)
+            names = getattr(layer, "stashes", ())
+            stash.update(zip(names, outputs[len(outputs) - len(names) :], strict=True))
+            tensors = outputs[: len(outputs) - len(names)]
+    raise AssertionError("a model has layers")
+
+
+def _add_shown(file: FingerprintFile, micro_batch: int, place: Place, tensor: Tensor) -> None:
+    file.add(micro_batch, place.layer, place.what, tensor)
+    if place.what == "output 0":
+        file.add(micro_batch, place.layer, "random state", torch.default_generator.get_state())
+
+
+def _add_parameters(file: FingerprintFile, which: str, layers: Sequence[nn.Module]) -> None:
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            file.add(None, index, f"{which} {name}", parameter)
+
+
+def _copies(layers: Sequence[nn.Module]) -> dict[str, list[Key]]:
+    """Returns the copies of each tied parameter, in layer order."""
+    found: dict[str, list[Key]] = {}
+    for index, layer in enumerate(layers):
+        for name, tie in ties_of(layer).items():
+            found.setdefault(tie, []).append((index, name))
+    return found
+
+
+def _parameter(layers: Sequence[nn.Module], key: Key) -> nn.Parameter:
+    return layers[key[0]].get_parameter(key[1])
+
+
+def _sum_copies(layers: Sequence[nn.Module], copies: Mapping[str, Sequence[Key]]) -> None:
+    for keys in copies.values():
+        parameters = [p for p in (_parameter(layers, key) for key in keys) if p.requires_grad]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = sum(gradients[1:], gradients[0]).clone()
+
+
+def _clip(layers: Sequence[nn.Module], bound: float | None) -> None:
+    """Scales the gradients so that their norm, in which tied copies count once, is at most ``bound``."""
+    squares = [
+        torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
+        for _, _, parameter in distinct_parameters(layers)
+        if parameter.grad is not None
+    ]
+    norm = math.sqrt(float(sum(squares)))
+    if bound is not None and norm > bound:
+        for layer in layers:
+            for parameter in layer.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(bound / norm)

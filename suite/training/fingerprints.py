@@ -1,0 +1,185 @@
+"""Fingerprints of all tensors of a run's first steps: small records by which two runs are compared bit by bit.
+
+    step, micro-batch, layer      the outputs of its forward and recompute, the state of the random numbers behind it,
+                                  the gradients of its inputs and parameters
+    step, layer                   the whole gradient of each parameter before clipping, and the parameter afterwards
+
+A fingerprint has a hash of the bits, the norm, and a sketch: sums of the values with random signs. Norms of differences
+of sketches estimate the norm of the difference of tensors, within a fifth mostly (Johnson-Lindenstrauss; Charikar et
+al. 2002). So neither K nor the schedule matters, and no tensor is stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from suite.device import generator_of
+from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.layer_hooks import Place, shown
+from suite.pipeline.schedule.action import Action
+from suite.training.jsonl import read_lines, reopen
+from suite.training.stage_optimizer import StageOptimizer
+
+SKETCH = 32
+"""Sums of a sketch."""
+
+PART = 1 << 20
+"""Values that are summed at once; a multiple of ``SKETCH``."""
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Of one tensor."""
+
+    digest: str
+    norm: float
+    sketch: tuple[float, ...]
+
+    @staticmethod
+    def of(tensor: Tensor) -> Fingerprint:
+        """Returns the fingerprint of a tensor's values in their order; -0 counts as 0."""
+        values = tensor.detach().reshape(-1) + 0.0
+        digest = hashlib.blake2b(values.cpu().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
+        sketch = torch.zeros(SKETCH, dtype=torch.float64, device=values.device)
+        for number, part in enumerate(values.split(PART)):
+            signs = _signs(number, part.numel()).to(part.device)
+            signed = torch.nn.functional.pad(part.double() * signs, (0, -part.numel() % SKETCH))
+            sketch += signed.view(signed.numel() // SKETCH, SKETCH).sum(0)
+        norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+        return Fingerprint(digest, float(norm), tuple(sketch.tolist()))
+
+    def distance(self, other: Fingerprint) -> float:
+        """Returns about the norm of the difference of two tensors of one shape."""
+        return float(sum((a - b) ** 2 for a, b in zip(self.sketch, other.sketch, strict=True))) ** 0.5
+
+
+@lru_cache(maxsize=64)
+def _signs(number: int, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(number)
+    return 2 * torch.randint(2, (count,), generator=generator, dtype=torch.int8) - 1
+
+
+Key = tuple[int, int | None, int, str]
+"""Step, counted from 1; micro-batch in the mini-batch, None for all; layer; what, as ``Place`` has it."""
+
+
+class FingerprintFile:
+    """The fingerprints of one process, a line a step."""
+
+    def __init__(
+        self, folder: Path, name: str, start: int, layers: Mapping[int, nn.Module], micro_batches: int
+    ) -> None:
+        """Writes to ``<name>.jsonl`` in ``folder``, behind step ``start``; ``micro_batches`` are those of a whole
+        mini-batch."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = reopen(folder / f"{name}.jsonl", start)
+        types = {index: type(layer).__name__ for index, layer in layers.items()}
+        self._file.write({"step": start, "layers": types, "micro_batches": micro_batches})
+        self._rows: dict[tuple[int | None, int, str], Fingerprint] = {}
+
+    def add(self, micro_batch: int | None, layer: int, what: str, tensor: Tensor) -> None:
+        """Adds a tensor to the current step."""
+        while (micro_batch, layer, what) in self._rows:  # a loss that is computed in parts
+            what += ", next part"
+        self._rows[micro_batch, layer, what] = Fingerprint.of(tensor)
+
+    def write(self, step: int) -> None:
+        """Ends the current step, counted from 1."""
+        rows = [[*key, one.digest, one.norm, one.sketch] for key, one in self._rows.items()]
+        self._file.write({"step": step, "rows": rows})
+        self._rows.clear()
+
+
+class Fingerprints:
+    """Records one worker's first steps. All workers must make the same calls."""
+
+    def __init__(
+        self, executor: Executor, optimizer: StageOptimizer, folder: Path, start: int, steps: int, micro_batches: int
+    ) -> None:
+        """Records ``steps`` steps behind ``start``; the rest is as in ``FingerprintFile``."""
+        self._executor, self._optimizer, self._steps = executor, optimizer, range(start, start + steps)
+        coord, self._stage = executor.coord, executor.stage
+        name = f"{coord.replica}-{coord.stage}"
+        self._file = FingerprintFile(folder, name, start, self._stage.by_index, micro_batches)
+        self._indices: dict[int, int] = {}
+
+    @contextmanager
+    def recording(self, step: int) -> Iterator[None]:
+        """Records the step that is trained and updated in this context."""
+        if step not in self._steps:
+            yield
+            return
+        self._optimizer.on_gradients = self._add_gradients
+        self._add_parameters("initial")
+        with shown(self._stage.by_index, self._stage.loss, self._add):
+            yield
+        self._optimizer.on_gradients = None
+        self._add_parameters("updated")
+        self._file.write(step + 1)
+
+    def _add(self, place: Place, tensor: Tensor) -> None:
+        action = self._executor.status.action
+        if not isinstance(action, Action) or (not place.is_backward and action.kind not in "FR"):
+            return  # a layer that recomputes in its own backward
+        if action.kind == "F":
+            self._indices[action.micro_batch] = self._stage.micro_batch
+        micro_batch = self._indices[action.micro_batch]
+        if place.is_backward:
+            tensor = tensor / self._executor.coord.replicas  # a replica's backward starts with R times the gradient
+        again = "recomputed " if action.kind == "R" else ""
+        self._file.add(micro_batch, place.layer, again + place.what, tensor)
+        if place.what == "output 0":
+            state = generator_of(self._stage.device).get_state()
+            self._file.add(micro_batch, place.layer, f"{again}random state", state)
+
+    def _add_parameters(self, which: str) -> None:
+        if self._executor.coord.replica == 0:
+            for (layer, name), parameter in self._stage.named_parameters().items():
+                self._file.add(None, layer, f"{which} {name}", parameter)
+
+    def _add_gradients(self) -> None:
+        for key, parameter in self._stage.named_parameters().items():
+            if parameter.requires_grad:
+                gradient = self._optimizer.gradient(key)  # all replicas must call it
+                if self._executor.coord.replica == 0:
+                    self._file.add(None, key[0], f"whole gradient of {key[1]}", gradient)
+
+
+def recording(fingerprints: Fingerprints | None, step: int) -> Any:
+    """Returns a context that records a step, if there is anything to record with."""
+    return fingerprints.recording(step) if fingerprints is not None else nullcontext()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The fingerprints of a run."""
+
+    layers: dict[int, str]
+    """The type of each layer."""
+    micro_batches: int
+    """Of a mini-batch."""
+    tensors: dict[Key, Fingerprint]
+
+    @staticmethod
+    def read(folder: Path) -> Recorded:
+        """Returns what all workers recorded since the last start; empty without a record."""
+        layers: dict[int, str] = {}
+        tensors: dict[Key, Fingerprint] = {}
+        micro_batches = 0
+        for path in sorted(folder.glob("*.jsonl")):
+            for line in read_lines(path):
+                if "layers" in line:
+                    layers |= {int(index): name for index, name in line["layers"].items()}
+                    micro_batches = line["micro_batches"]
+                for micro_batch, layer, what, digest, norm, sketch in line.get("rows", ()):
+                    tensors[line["step"], micro_batch, layer, what] = Fingerprint(digest, norm, tuple(sketch))
+        return Recorded(layers, micro_batches, tensors)

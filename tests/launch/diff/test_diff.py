@@ -1,0 +1,157 @@
+"""``gpipe diff``: what is said about two runs, what is refused, and two real runs of a model with one fault."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from launch.diff.compare import compare
+from suite import TrainSpec
+from suite.errors import SettingError
+from suite.training.fingerprints import Fingerprint, Recorded
+from tests.launch.command_line import call, refusal
+
+COUNT = 4
+
+
+class Remembers(nn.Linear):
+    """Adds how often it has been called in a worker: outside of them, where a layer is tried before a run, never."""
+
+    calls = 0
+
+    def forward(self, x):
+        Remembers.calls += dist.is_initialized()
+        return super().forward(x) + 1e-3 * Remembers.calls
+
+
+def spec(layer):
+    torch.manual_seed(3)
+    x = torch.randn(16, 6)
+    return TrainSpec(
+        layers=[nn.Linear(6, 5), nn.Tanh(), layer(5, 5), nn.Tanh(), nn.Linear(5, 6)], loss=nn.MSELoss(),
+        train=list(zip(x, x, strict=True)), batch_size=8, steps=2, stages=1, micro_batches=4,
+        settings="pipeline.schedule=1f1b",
+    )  # fmt: skip
+
+
+def right():
+    return spec(nn.Linear)
+
+
+def remembers():
+    return spec(Remembers)
+
+
+def diff(folder, name, a, b, *more):
+    return call("diff", f"{__file__}:{name}", "--a", a, "--b", b, *more, folder=folder)
+
+
+def test_plain_torch_and_two_stages_are_the_same_to_the_bit_and_other_micro_batches_up_to_rounding(tmp_path):
+    code, out, errors = diff(tmp_path, "right", "plain", "pipeline.stages=2")
+    assert (code, errors) == (0, "")
+    assert re.search(r"\na: /.*\nb: /.*\nall \d{3} tensors are the same to the bit\n$", out), out
+    runs = sorted(str(run) for run in tmp_path.glob("runs/*/*"))
+    code, again, _ = call("diff", "--run", " ".join(runs), folder=tmp_path)
+    assert (code, again.splitlines()[-1]) == (0, out.splitlines()[-1])
+    code, out, _ = diff(tmp_path, "right", "pipeline.micro_batches=2", "pipeline.micro_batches=4", "--steps", "1")
+    assert code == 0
+    assert "a has 2 micro-batches and b 4: their layers see other rows" in out
+    assert "rounding explains it" in out
+
+
+def test_a_layer_that_remembers_calls_is_named(tmp_path):
+    """Both its forwards and its recomputes count."""
+    settings = "pipeline.schedule=fill_drain pipeline.remat="
+    code, out, _ = diff(tmp_path, "remembers", f"{settings}never", f"{settings}always", "--steps", "1")
+    assert code == 1, out
+    first = "recomputes are not their forwards, the first in b: step 1, layer 2 (Remembers), micro-batch 0"
+    assert f"{first}, recomputed output 0\n" in out
+    assert "keeps state that is no buffer" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ((), ["give an experiment with --a and --b, or two runs with --run"]),
+        (("t12_400m", "--run", "one two"), ["give an experiment with --a and --b, or two runs with --run"]),
+        (("--run", "one two", "--a", "train.seed=1"), ["give an experiment with --a and --b, or two runs"]),
+        (("--run", "one"), ["1 runs are given; give two"]),
+        (("t12_400n",), ["t12_400n", "did you mean t12_400m"]),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, arguments, parts):
+    found = refusal("diff", *arguments, folder=tmp_path)
+    assert all(part in found for part in parts), found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# by hand
+
+
+def some(value, scale=1.0):
+    generator = torch.Generator().manual_seed(value)
+    return Fingerprint.of(scale * torch.randn(100, generator=generator))
+
+
+def recorded(**changes):
+    """A step of two layers, ``COUNT`` micro-batches."""
+    tensors = {}
+    for i in range(COUNT):
+        for layer in range(2):
+            tensors[1, i, layer, "random state"] = some(1)
+            tensors[1, i, layer, "output 0"] = some(10 + i + 4 * layer)
+            tensors[1, i, layer, "gradient of weight"] = some(20 + i + 4 * layer)
+    for layer in range(2):
+        tensors[1, None, layer, "whole gradient of weight"] = some(30 + layer)
+        tensors[1, None, layer, "updated weight"] = some(40 + layer)
+    return replace(Recorded({0: "Linear", 1: "Head"}, COUNT, tensors), **changes)
+
+
+def changed(*keys):
+    run = recorded()
+    return replace(run, tensors=run.tensors | dict.fromkeys(keys, some(99)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "first", "cause"),
+    [
+        (
+            [(1, 2, 1, "output 0"), (1, 3, 0, "output 0")],
+            "layer 0 (Linear), micro-batch 3, output 0",
+            "what it got and",
+        ),
+        ([(1, 1, 1, "output 0"), (1, 1, 1, "random state")], "micro-batch 1, random state", "other random numbers"),
+        ([(1, 0, 0, "gradient of weight"), (1, 2, 1, "gradient of weight")], "layer 1 (Head)", "its backward differs"),
+        (
+            [(1, None, 0, "whole gradient of weight"), (1, None, 1, "updated weight")],
+            "whole gradient",
+            "one is missing",
+        ),
+        ([(1, None, 1, "updated weight")], "layer 1 (Head), updated weight", "the optimizer differs"),
+    ],
+)
+def test_the_first_difference_is_the_one_that_others_follow_from(keys, first, cause):
+    found = compare(recorded(), changed(*keys), "fp32")
+    text = "\n".join(found.lines())
+    assert not found.is_explained
+    assert first in text.splitlines()[1], text
+    assert cause in text
+
+
+def test_rounding_explains_a_few_units_in_the_last_place_and_not_a_thousandth():
+    for scale, is_explained in ((1 + 2e-6, True), (1 + 1e-3, False)):
+        key = (1, 0, 0, "output 0")
+        other = recorded()
+        other.tensors[key] = some(10, scale)
+        assert compare(recorded(), other, "fp32").is_explained == is_explained
+        assert compare(recorded(), other, "bf16").is_explained
+
+
+def test_runs_of_other_models_or_steps_are_refused():
+    with pytest.raises(SettingError, match="different models: layer 1 is Head in a and Linear in b"):
+        compare(recorded(), recorded(layers={0: "Linear", 1: "Linear"}), "fp32")
+    with pytest.raises(SettingError, match=r"no step in common: a \[1\], b \[5\]"):
+        compare(recorded(), recorded(tensors={(5, 0, 0, "output 0"): some(1)}), "fp32")
