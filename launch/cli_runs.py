@@ -107,7 +107,7 @@ def diff(
     run: Annotated[
         list[str], typer.Option(help="two runs with fingerprints instead, given twice or with a blank between them")
     ] = [],  # noqa: B006  # typer copies it
-    steps: Annotated[int, typer.Option(min=1, help="how many are trained")] = 2,
+    steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
     scale: ScaleOption = "auto",
     launcher: SweepLauncherOption = "local",
 ) -> None:
