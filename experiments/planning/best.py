@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from experiments.base import overrides
@@ -81,11 +82,17 @@ def first_plans(
     free = _with(free, fixed, schedule="1f1b" if _chooses_schedule(fixed) else "auto")
     largest, others = _shapes(free, cluster, fixed, workers)
     try:
-        return _fitting(free, largest, cluster, cost_model, log)
+        plans = _fitting(free, largest, cluster, cost_model, log)
     except PlanError:
         if not others:
             raise
-        return _fitting(free, others, cluster, cost_model, log)
+        plans = _fitting(free, others, cluster, cost_model, log)
+    planned = {(report.experiment.pipeline.stages, report.experiment.pipeline.replicas) for report in plans}
+    has_cores = cluster.kind == "cpu" and cluster.device is None
+    if has_cores and (1, 1) in others and (1, 1) not in planned:  # the threads of one worker have all cores
+        with suppress(PlanError):
+            plans = _sorted([*plans, *_fitting(free, [(1, 1)], cluster, cost_model, log)])
+    return plans
 
 
 def _fixed(work: Experiment, given: str | Iterable[str]) -> set[str]:
@@ -126,9 +133,6 @@ def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers:
         return exact, []
     most = {k: least if "replicas" in fixed else max(1, min(most_rows, devices // k)) for k in stages}
     largest = [(k, r) for k, r in most.items() if most.get(k + 1) != r]
-    has_cores = cluster.kind == "cpu" and cluster.device is None
-    if has_cores and 1 in stages and "replicas" not in fixed and (1, 1) not in largest:
-        largest.append((1, 1))  # its threads have all cores
     # without any, its plan says what is missing
     return largest or [(1, least)], [(k, least) for k in stages if (k, least) not in largest]
 

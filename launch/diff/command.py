@@ -15,6 +15,7 @@ from launch.diff.compare import Comparison, compare
 from launch.diff.plain import train_plainly
 from launch.runs.store import RunFolder, find_run, new_run
 from launch.train.command import prepare, run_experiment
+from launch.worker.precision import with_available_precision
 from suite.errors import SettingError
 from suite.training.fingerprints import Recorded
 
@@ -23,6 +24,7 @@ FIXED = "train.validate_every=none tracking.wandb=disabled train.threads=1"
 
 
 PLAIN = "plain"
+"""In place of settings: PyTorch without a pipeline."""
 
 
 def diff_runs(names: Sequence[str], console: Console) -> Comparison:
@@ -48,15 +50,19 @@ def diff_settings(
     ``plain`` is plain PyTorch, without a pipeline. Raises a SuiteError for any error that the user can fix."""
     find(name)
     cluster, quiet = select_backend(launcher).cluster(), Console(quiet=True)
+    if PLAIN in (a, b) and (a == b or cluster.kind == "gpu"):
+        raise SettingError("plain PyTorch runs on CPUs, and is one of the two; compare it with a pipeline on CPUs")
     runs: list[RunFolder] = []
     for which, own, other in (("a", a, b), ("b", b, a)):
         console.print(f"{which}: training {steps} steps of {name} with {own or 'its own settings'}")
         pipeline = other if own == PLAIN else own
         settings = f"{FIXED} {common} {pipeline} train.steps={steps} train.fingerprint_steps={steps}"
-        chosen, _ = resolve(name, scale, cluster, settings)
+        chosen, scale_note = resolve(name, scale, cluster, settings)
+        if scale_note:
+            console.print(scale_note)
         make_run = partial(_noted, runs, chosen.name)
         if own == PLAIN:
-            train_plainly(prepare(chosen, quiet), make_run())
+            train_plainly(prepare(with_available_precision(chosen, cluster, quiet.print), quiet), make_run())
         else:
             run_experiment(chosen, make_run, launcher, quiet)
     return diff_runs([str(run.path) for run in runs], console)

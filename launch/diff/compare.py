@@ -6,6 +6,7 @@ weights -> random numbers, outputs, loss -> recomputes -> gradients of inputs an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,9 +15,10 @@ import torch
 from suite.errors import SettingError
 from suite.training.fingerprints import Fingerprint, Key, Recorded
 
-ROUNDINGS = 100.0
-"""How many roundings explain a difference of a layer's tensors: a layer has about ten sums in a row, of up to some
-thousand products, whose relative errors grow with the square root of their length."""
+ROUNDINGS = {"fp32": 100.0, "bf16": 8.0}
+"""How many roundings of a precision explain a difference of a layer's tensors. A layer has about ten sums in a row; in
+fp32 each has up to some thousand products, and its error grows with the square root of their number. In bf16 factors
+and results are rounded, the sums are in fp32."""
 
 MOST_LAYERS = 8
 """Layers for which the growth of a difference is shown."""
@@ -25,15 +27,16 @@ _PHASES = ("initial", "forward", "recompute", "backward", "sum", "update")
 
 _CAUSES = {
     "initial": "the runs start with other weights",
-    "forward": "what it got and the random numbers are the same: it computes something else, or remembers something "
-    "from another forward",
+    "forward": "the layer does something else or remembers an earlier call, or its message or the data differ",
     "random": "it drew other random numbers: not as often, or its seed differs",
-    "recompute": "what it got is the same",
-    "backward": "all forwards and the gradients behind it are the same: its backward differs",
+    "backward": "its backward differs, or the gradient that came to it",
     "sum": "every micro-batch's gradients are the same: one is missing, added twice or scaled, or the sum "
     "over replicas or copies differs",
     "update": "all gradients are the same: the optimizer differs",
 }
+
+_OPTIONAL = ("recomputed", "gradient", "loss")
+"""What a right pipeline may not record: recomputes, deferred gradients, and a loss in another number of parts."""
 
 
 def phase_of(what: str) -> str:
@@ -44,11 +47,15 @@ def phase_of(what: str) -> str:
     )
 
 
+def _is_random(what: str) -> bool:
+    return what.removeprefix("recomputed ") == "random state"
+
+
 def _order(key: Key) -> tuple[object, ...]:
     """Returns the place of a tensor in the order in which a difference spreads."""
     step, micro_batch, layer, what = key
     phase = phase_of(what)
-    rank = ("random" not in what) + ("loss" in what)
+    rank = (not _is_random(what)) + what.startswith("loss ")
     return (
         step,
         _PHASES.index(phase),
@@ -66,6 +73,14 @@ class Difference:
     key: Key
     a: Fingerprint
     b: Fingerprint
+
+    @property
+    def phase(self) -> str:
+        return phase_of(self.key[3])
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.a.norm) and math.isfinite(self.b.norm)
 
     @property
     def share(self) -> float:
@@ -86,70 +101,89 @@ class Comparison:
     """Tensors that are equal to the bit."""
     differences: tuple[Difference, ...]
     """All others, the first one first."""
+    missing: tuple[tuple[str, Key], ...]
+    """Tensors that only one run recorded, with "a" or "b"."""
     broken: tuple[tuple[str, Key], ...]
     """Recomputes that are not their forwards, with "a" or "b"."""
 
     @property
     def is_explained(self) -> bool:
-        """Whether rounding explains the first difference, if there is one."""
-        return not self.broken and (not self.differences or self.explains(self.differences[0]))
+        """Whether rounding explains all differences in the part of a step that has the first one."""
+        return not self.broken and not self.missing and (self.first is None or self.explains(self.first))
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference, or the first that rounding does not explain in the same part of a step: later parts
+        follow from it."""
+        if not self.differences:
+            return None
+        first = self.differences[0]
+        same_part = [one for one in self.differences if one.key[0] == first.key[0] and one.phase == first.phase]
+        return next((one for one in same_part if not self.explains(one)), first)
 
     def explains(self, difference: Difference) -> bool:
-        """Whether a tensor may differ by so much if all before it is the same and sums are in another order."""
-        unit = torch.finfo(torch.bfloat16 if self.precision == "bf16" else torch.float32).eps / 2
-        step, _, layer, what = difference.key
-        phase = phase_of(what)
-        if "random" in what or phase == "initial":
+        """Whether rounding explains a difference, if all in earlier parts of the step is the same."""
+        if _is_random(difference.key[3]) or difference.phase in ("initial", "update") or not difference.is_finite:
             return False
-        if phase != "sum":
-            return phase != "update" and difference.share <= ROUNDINGS * unit
+        unit = torch.finfo(torch.bfloat16 if self.precision == "bf16" else torch.float32).eps / 2
+        roundings = ROUNDINGS[self.precision] * unit
+        if difference.phase != "sum":
+            return difference.share <= roundings * len(self.a.layers)
         # each of two sums of M gradients errs by less than (M - 1) u times the sum of their norms
+        step, _, layer, what = difference.key
         count = max(self.a.micro_batches, self.b.micro_batches)
         terms = max(
             sum(one.norm for key, one in run.tensors.items() if key[0] == step and key[2:] == (layer, what[6:]))
             for run in (self.a, self.b)
         )
-        bound = max(terms, difference.a.norm, difference.b.norm) * torch.finfo(torch.float32).eps * count
-        same_parts = self.a.micro_batches == self.b.micro_batches
-        return difference.a.distance(difference.b) <= 2 * bound * (1 if same_parts else ROUNDINGS)
+        units = count * torch.finfo(torch.float32).eps
+        if self.precision == "bf16" or not self.has_same_parts:
+            units += roundings
+        return difference.a.distance(difference.b) <= 2 * units * max(terms, difference.a.norm, difference.b.norm)
+
+    @property
+    def has_same_parts(self) -> bool:
+        """Whether the micro-batches of both runs have the same rows."""
+        return self.a.micro_batches == self.b.micro_batches
 
     def lines(self) -> Iterator[str]:
         """Yields what was found, for people."""
-        if self.a.micro_batches != self.b.micro_batches:
+        if not self.has_same_parts:
             yield (
                 f"a has {self.a.micro_batches} micro-batches and b {self.b.micro_batches}: their layers see other "
-                "rows, so only sums over the mini-batch are compared"
+                "rows, so only whole gradients and updates are compared; dropout and BatchNorm make them differ"
             )
         for name, key in self.broken[:1]:
             yield f"{len(self.broken)} recomputes are not their forwards, the first in {name}: {self._described(key)}"
-            yield (
-                f"  {_CAUSES['random']}"
-                if "random" in key[3]
-                else "  the layer keeps state that is no buffer, or draws from a generator that is not torch's"
-            )
-        if not self.differences:
+            cause = "the layer keeps state that is no buffer, or draws from a generator that is not torch's"
+            yield f"  {_CAUSES['random'] if _is_random(key[3]) else cause}"
+        for name, key in self.missing[:1]:
+            yield f"{len(self.missing)} tensors are in one run alone, the first in {name}: {self._described(key)}"
+        first = self.first
+        if first is None:
             yield f"all {self.same} tensors are the same to the bit"
             return
-        first, total = self.differences[0], self.same + len(self.differences)
         explained = self.explains(first)
-        yield f"{self.same} of {total} tensors are the same to the bit; the first that is not:"
+        kind = "the first that is not:" if explained else "the first that differs by more than rounding:"
+        yield f"{self.same} of {self.same + len(self.differences)} tensors are the same to the bit; {kind}"
         yield f"  {self._described(first.key)}"
         norms = f"{first.a.norm:.6g} in a and {first.b.norm:.6g} in b"
         yield f"  it differs by {first.share:.2g} of its norm, which is {norms}"
-        yield "  rounding explains it" if explained else "  rounding does not explain it"
-        if not explained and not self.broken:
-            yield f"  {_CAUSES['random' if 'random' in first.key[3] else phase_of(first.key[3])]}"
+        if explained:
+            yield "  rounding explains it"
+        elif self.has_same_parts and not self.broken:
+            yield f"  {_CAUSES['random' if _is_random(first.key[3]) else first.phase]}"
         growth = self._growth(first)
         if len(growth) > 1:
             yield "  from there on: " + ", ".join(f"layer {layer} {share:.2g}" for layer, share in growth)
 
     def _growth(self, first: Difference) -> list[tuple[int, float]]:
-        """Returns the largest shares of the layers that the first difference reaches in its phase."""
-        step, micro_batch, _, what = first.key
+        """Returns the largest shares of the layers that a difference of a forward or backward reaches."""
+        step, micro_batch, *_ = first.key
         shares: dict[int, float] = {}
-        for one in self.differences:
-            is_behind = one.key[:2] == (step, micro_batch) and phase_of(one.key[3]) == phase_of(what)
-            if is_behind and "random" not in one.key[3]:
+        for one in self.differences if first.phase in ("forward", "backward") else ():
+            is_behind = one.key[:2] == (step, micro_batch) and one.phase == first.phase
+            if is_behind and not _is_random(one.key[3]):
                 shares[one.key[2]] = max(shares.get(one.key[2], 0.0), one.share)
         return list(shares.items())[:MOST_LAYERS]
 
@@ -167,6 +201,11 @@ def compare(a: Recorded, b: Recorded, precision: str) -> Comparison:
             here, there = (run.layers.get(index, "none") for run in (a, b))
             if here != there:
                 raise SettingError(f"the runs have different models: layer {index} is {here} in a and {there} in b")
+    if a.device != b.device:
+        raise SettingError(
+            f"a ran on {a.device} and b on {b.device}, whose random numbers and initial weights differ; compare two "
+            "runs on one kind of device"
+        )
     same_parts = a.micro_batches == b.micro_batches
     common = [key for key in a.tensors.keys() & b.tensors.keys() if same_parts or key[1] is None]
     if not common:
@@ -174,8 +213,24 @@ def compare(a: Recorded, b: Recorded, precision: str) -> Comparison:
         raise SettingError(f"the runs recorded no step in common: a {steps[0]}, b {steps[1]}; train both from one step")
     differing = [key for key in common if a.tensors[key].digest != b.tensors[key].digest]
     found = [Difference(key, a.tensors[key], b.tensors[key]) for key in sorted(differing, key=_order)]
+    missing = [
+        (name, key) for name, run, other in (("a", a, b), ("b", b, a)) for key in _missing(run, other, same_parts)
+    ]
     broken = [(name, key) for name, run in (("a", a), ("b", b)) for key in sorted(_broken(run), key=_order)]
-    return Comparison(a, b, precision, len(common) - len(found), tuple(found), tuple(broken))
+    return Comparison(a, b, precision, len(common) - len(found), tuple(found), tuple(missing), tuple(broken))
+
+
+def _missing(run: Recorded, other: Recorded, same_parts: bool) -> list[Key]:
+    """Returns what only one run recorded, of the steps that both did."""
+    steps = {key[0] for key in other.tensors}
+    return sorted(
+        (
+            key
+            for key in run.tensors.keys() - other.tensors.keys()
+            if key[0] in steps and (same_parts or key[1] is None) and not key[3].startswith(_OPTIONAL)
+        ),
+        key=_order,
+    )
 
 
 def _broken(run: Recorded) -> list[Key]:

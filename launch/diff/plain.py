@@ -27,19 +27,21 @@ from suite.pipeline.model.layers import as_tuple, distinct_parameters, loss_of, 
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.layer_hooks import Place, shown
+from suite.settings import AUTO, PipelineSettings
 from suite.training.fingerprints import FingerprintFile
 from suite.training.update_rule import Key, learning_rate, make_optimizer, param_groups
 
 
 def train_plainly(chosen: Experiment, run: RunFolder) -> None:
     """Trains all steps of a prepared experiment on this machine's CPU, with all micro-batches of its replicas, and
-    writes fingerprints to the run's folder. Raises SettingError for a run that starts from another one's weights."""
+    writes fingerprints to the run's folder. Raises SettingError for a run that starts from another one's weights, or
+    leaves the number of micro-batches to the plan."""
     if chosen.train.init_from is not None:
         raise SettingError("plain PyTorch starts from a seed; leave train.init_from out")
-    pipeline = chosen.pipeline
-    total = pipeline.micro_batches * pipeline.replicas
-    alone = pipeline.model_copy(update={"stages": 1, "replicas": 1, "micro_batches": total, "layers_per_cell": None})
-    chosen = chosen.with_pipeline(alone)
+    total = chosen.pipeline.micro_batches * chosen.pipeline.replicas
+    if chosen.pipeline.micro_batches == AUTO:
+        raise SettingError("plain PyTorch has no plan; give pipeline.micro_batches as a number, for both")
+    chosen = chosen.with_pipeline(PipelineSettings(stages=1, replicas=1, micro_batches=total))
     write_atomically(run.experiment, chosen.to_toml())
     run_processes(_train, 1, chosen, chosen.data_folder(CACHE).resolve(), run.fingerprints)
 
@@ -56,13 +58,14 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
             _parameter(layers, other).data.copy_(_parameter(layers, first).data)
     optimizer = _optimizer(layers, copies, chosen)
     source = chosen.data_source(data, RankCoord(0, 1, 1))
-    file = FingerprintFile(folder, "plain", 0, dict(enumerate(layers)), chosen.pipeline.micro_batches)
+    types = {index: type(layer).__name__ for index, layer in enumerate(described)}
+    file = FingerprintFile(folder, "plain", 0, types, chosen.pipeline.micro_batches, device.type)
     for step in range(chosen.train.steps):
         _add_parameters(file, "initial", layers)
         batch = source.batch(step)
         assert batch is not None
         for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
-            with shown(dict(enumerate(layers)), loss, partial(_add_shown, file, i)):
+            with shown(dict(enumerate(layers)), loss, partial(_add_shown, file, hasattr(layers[-1], "score"), i)):
                 objective = _forward(layers, loss, inputs, targets, chosen, step, i)
                 torch.autograd.backward(objective, torch.full_like(objective, 1 / batch.divisor))
         _sum_copies(layers, copies)
@@ -127,7 +130,9 @@ def _forward(
     raise AssertionError("a model has layers")
 
 
-def _add_shown(file: FingerprintFile, micro_batch: int, place: Place, tensor: Tensor) -> None:
+def _add_shown(file: FingerprintFile, has_parts: bool, micro_batch: int, place: Place, tensor: Tensor) -> None:
+    if place.what.startswith("loss") and has_parts:
+        return
     file.add(micro_batch, place.layer, place.what, tensor)
     if place.what == "output 0":
         file.add(micro_batch, place.layer, "random state", torch.default_generator.get_state())

@@ -77,7 +77,9 @@ def busy_link(peer: int, idle: Link, size: int) -> Link:
         behind     compute, send          | compute, send, receive the one of two rounds before: overhead alone
     """
     factor = torch.rand(256, 256)
-    products = max(1, round(BUSY_S / time_s(lambda: torch.mm(factor, factor), factor.device)))
+    count = torch.tensor([max(1, round(BUSY_S / time_s(lambda: torch.mm(factor, factor), factor.device)))])
+    dist.send(count, peer) if dist.get_rank() < peer else dist.recv(count, peer)  # both compute equally long
+    products = int(count)
     cases = ((0, 0), (1, 0), (1, 2), (size, 2))
     rounds = [[_round_s(peer, factor, products, *case) for case in cases] for _ in range(ROUNDS)]
     alone_s, at_once_s, behind_s, large_s = map(statistics.median, zip(*rounds, strict=True))
@@ -93,7 +95,7 @@ def _round_s(peer: int, factor: Tensor, products: int, size: int, behind: int) -
     message = torch.zeros(max(1, size), dtype=torch.uint8)
     dist.send(message, peer) if dist.get_rank() < peer else dist.recv(message, peer)  # both begin together
     receives, sends = deque[Any](), deque[Any]()
-    receives.extend(dist.irecv(message.clone(), peer) for _ in range(2 + behind if size else 0))
+    receives.extend(dist.irecv(torch.empty_like(message), peer) for _ in range(2 + behind if size else 0))
     begin = time.perf_counter()
     for i in range(EXCHANGES):
         for _ in range(products):
@@ -104,7 +106,7 @@ def _round_s(peer: int, factor: Tensor, products: int, size: int, behind: int) -
         if i >= behind:
             receives.popleft().wait()
             if i + 2 < EXCHANGES:
-                receives.append(dist.irecv(message.clone(), peer))
+                receives.append(dist.irecv(torch.empty_like(message), peer))
         if len(sends) > 4:
             sends.popleft().wait()
     seconds = time.perf_counter() - begin

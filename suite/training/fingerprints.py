@@ -4,23 +4,22 @@
                                   the gradients of its inputs and parameters
     step, layer                   the whole gradient of each parameter before clipping, and the parameter afterwards
 
-A fingerprint has a hash of the bits, the norm, and a sketch: sums of the values with random signs. Norms of differences
-of sketches estimate the norm of the difference of tensors, within a fifth mostly (Johnson-Lindenstrauss; Charikar et
-al. 2002). So neither K nor the schedule matters, and no tensor is stored.
+A fingerprint has a hash of the bits, the norm, and a sketch: each value is added with a random sign to one of 32 sums,
+drawn at random (Charikar et al. 2002). The norm of the difference of two sketches estimates that of two tensors, within
+a fifth mostly. So neither K nor the schedule matters, and no tensor is stored.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from suite.device import generator_of
 from suite.pipeline.runtime.executor import Executor
@@ -33,7 +32,7 @@ SKETCH = 32
 """Sums of a sketch."""
 
 PART = 1 << 20
-"""Values that are summed at once; a multiple of ``SKETCH``."""
+"""Values that are summed at once."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,8 @@ class Fingerprint:
         digest = hashlib.blake2b(values.cpu().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
         sketch = torch.zeros(SKETCH, dtype=torch.float64, device=values.device)
         for number, part in enumerate(values.split(PART)):
-            signs = _signs(number, part.numel()).to(part.device)
-            signed = torch.nn.functional.pad(part.double() * signs, (0, -part.numel() % SKETCH))
-            sketch += signed.view(signed.numel() // SKETCH, SKETCH).sum(0)
+            sums, signs = (each.to(part.device) for each in _drawn(number, part.numel()))
+            sketch.index_add_(0, sums, part.double() * signs)
         norm = torch.linalg.vector_norm(values, dtype=torch.float64)
         return Fingerprint(digest, float(norm), tuple(sketch.tolist()))
 
@@ -63,9 +61,11 @@ class Fingerprint:
 
 
 @lru_cache(maxsize=64)
-def _signs(number: int, count: int) -> Tensor:
+def _drawn(number: int, count: int) -> tuple[Tensor, Tensor]:
+    """Returns the sum to which each value of a part of a tensor is added, and its sign."""
     generator = torch.Generator().manual_seed(number)
-    return 2 * torch.randint(2, (count,), generator=generator, dtype=torch.int8) - 1
+    sums = torch.randint(SKETCH, (count,), generator=generator, dtype=torch.int32)
+    return sums, 2 * torch.randint(2, (count,), generator=generator, dtype=torch.int8) - 1
 
 
 Key = tuple[int, int | None, int, str]
@@ -76,20 +76,17 @@ class FingerprintFile:
     """The fingerprints of one process, a line a step."""
 
     def __init__(
-        self, folder: Path, name: str, start: int, layers: Mapping[int, nn.Module], micro_batches: int
+        self, folder: Path, name: str, start: int, layers: Mapping[int, str], micro_batches: int, device: str
     ) -> None:
-        """Writes to ``<name>.jsonl`` in ``folder``, behind step ``start``; ``micro_batches`` are those of a whole
-        mini-batch."""
+        """Writes to ``<name>.jsonl`` in ``folder``, behind step ``start``. ``layers`` are the layers' types;
+        ``micro_batches`` are those of a whole mini-batch."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = reopen(folder / f"{name}.jsonl", start)
-        types = {index: type(layer).__name__ for index, layer in layers.items()}
-        self._file.write({"step": start, "layers": types, "micro_batches": micro_batches})
+        self._file.write({"step": start, "layers": layers, "micro_batches": micro_batches, "device": device})
         self._rows: dict[tuple[int | None, int, str], Fingerprint] = {}
 
     def add(self, micro_batch: int | None, layer: int, what: str, tensor: Tensor) -> None:
         """Adds a tensor to the current step."""
-        while (micro_batch, layer, what) in self._rows:  # a loss that is computed in parts
-            what += ", next part"
         self._rows[micro_batch, layer, what] = Fingerprint.of(tensor)
 
     def write(self, step: int) -> None:
@@ -105,11 +102,18 @@ class Fingerprints:
     def __init__(
         self, executor: Executor, optimizer: StageOptimizer, folder: Path, start: int, steps: int, micro_batches: int
     ) -> None:
-        """Records ``steps`` steps behind ``start``; the rest is as in ``FingerprintFile``."""
+        """Records ``steps`` steps behind ``start``; the rest is as in ``FingerprintFile``. Removes files of workers
+        that the run no longer has."""
         self._executor, self._optimizer, self._steps = executor, optimizer, range(start, start + steps)
         coord, self._stage = executor.coord, executor.stage
-        name = f"{coord.replica}-{coord.stage}"
-        self._file = FingerprintFile(folder, name, start, self._stage.by_index, micro_batches)
+        names = {f"{replica}-{stage}" for replica in range(coord.replicas) for stage in range(coord.stages)}
+        for path in folder.glob("*.jsonl") if coord.rank == 0 else ():
+            if path.stem not in names:
+                path.unlink()
+        name, device = f"{coord.replica}-{coord.stage}", self._stage.device.type
+        self._file = FingerprintFile(folder, name, start, self._stage.types, micro_batches, device)
+        self._has_loss = not hasattr(self._stage.layers[-1], "score")
+        """A last layer with ``score`` computes its loss in parts, whose number depends on the memory."""
         self._indices: dict[int, int] = {}
 
     @contextmanager
@@ -130,11 +134,13 @@ class Fingerprints:
         action = self._executor.status.action
         if not isinstance(action, Action) or (not place.is_backward and action.kind not in "FR"):
             return  # a layer that recomputes in its own backward
+        if place.what.startswith("loss") and not self._has_loss:
+            return
         if action.kind == "F":
             self._indices[action.micro_batch] = self._stage.micro_batch
         micro_batch = self._indices[action.micro_batch]
-        if place.is_backward:
-            tensor = tensor / self._executor.coord.replicas  # a replica's backward starts with R times the gradient
+        if place.is_backward and (replicas := self._executor.coord.replicas) > 1:
+            tensor = tensor / replicas  # a replica's backward starts with R times the gradient
         again = "recomputed " if action.kind == "R" else ""
         self._file.add(micro_batch, place.layer, again + place.what, tensor)
         if place.what == "output 0":
@@ -154,11 +160,6 @@ class Fingerprints:
                     self._file.add(None, key[0], f"whole gradient of {key[1]}", gradient)
 
 
-def recording(fingerprints: Fingerprints | None, step: int) -> Any:
-    """Returns a context that records a step, if there is anything to record with."""
-    return fingerprints.recording(step) if fingerprints is not None else nullcontext()
-
-
 @dataclass(frozen=True)
 class Recorded:
     """The fingerprints of a run."""
@@ -168,18 +169,20 @@ class Recorded:
     micro_batches: int
     """Of a mini-batch."""
     tensors: dict[Key, Fingerprint]
+    device: str = "cpu"
+    """Its type."""
 
     @staticmethod
     def read(folder: Path) -> Recorded:
-        """Returns what all workers recorded since the last start; empty without a record."""
+        """Returns what all workers recorded; empty without a record."""
         layers: dict[int, str] = {}
         tensors: dict[Key, Fingerprint] = {}
-        micro_batches = 0
+        micro_batches, device = 0, "cpu"
         for path in sorted(folder.glob("*.jsonl")):
             for line in read_lines(path):
                 if "layers" in line:
                     layers |= {int(index): name for index, name in line["layers"].items()}
-                    micro_batches = line["micro_batches"]
+                    micro_batches, device = line["micro_batches"], line["device"]
                 for micro_batch, layer, what, digest, norm, sketch in line.get("rows", ()):
                     tensors[line["step"], micro_batch, layer, what] = Fingerprint(digest, norm, tuple(sketch))
-        return Recorded(layers, micro_batches, tensors)
+        return Recorded(layers, micro_batches, tensors, device)

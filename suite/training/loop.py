@@ -17,7 +17,7 @@ from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.nonfinite import NonFiniteRecord, find_nonfinite
 from suite.settings import LoopSettings
 from suite.training import metrics
-from suite.training.fingerprints import Fingerprints, recording
+from suite.training.fingerprints import Fingerprints
 from suite.training.layer_stats import LayerStats
 from suite.training.profiling import StepProfiler
 from suite.training.stage_optimizer import StageOptimizer, StepResult
@@ -104,7 +104,7 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
             break
         if worker.profiler is not None:
             worker.profiler.begin(step, worker.executor)
-        with recording(worker.fingerprints, step):
+        with worker.fingerprints.recording(step) if worker.fingerprints is not None else nullcontext():
             trained = _train_step(worker, step)
         if worker.profiler is not None:
             worker.profiler.end(step, worker.executor)

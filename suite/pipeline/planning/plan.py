@@ -321,7 +321,9 @@ def step_lower_bound_s(
     count, memory = pipeline.micro_batches, fit.stage_memories(ranges, with_waiting=False)
     problem = SchedulingProblem(placement, count, costs, machine.link, memory, machine.memory_limit_bytes)
     updates = [sum(cost.update_s for cost in placement.on_stage(k, costs)) for k in range(placement.stages)]
-    bound = lower_bound_s(problem) + machine.agreement_s(placement.stages * pipeline.replicas) + max(updates)
+    bound = lower_bound_s(problem)
+    if any(updates):
+        bound += machine.agreement_s(placement.stages * pipeline.replicas) + max(updates)
     if machine.cores is None:
         return bound
     work = count * sum(map(sum, problem.least_s)) + sum(updates)

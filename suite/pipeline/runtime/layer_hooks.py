@@ -3,7 +3,8 @@
     inputs --layer--> outputs           each output, as soon as it is there
     gradients <--layer-- gradients      the gradient of each input by this layer alone, and of each parameter
 
-What is shown does not change what is computed. A layer that works in place changes its inputs after they were shown.
+That changes no value, but for the order of sums in bf16 on GPUs: there a product adds to a gradient only where nothing
+watches it. A layer that works in place on its input shows no gradient of it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _install_hooks(
         name = type(layer).__name__
         hooked = partial(_with_hooks, index, name, show)
         yield layer.register_forward_pre_hook(hooked, prepend=True).remove
-        if hasattr(layer, "score"):
+        if loss is not None and index == max(layers) and hasattr(layer, "score"):
             yield _hook_score(layer, partial(hooked, layer))
         yield layer.register_forward_hook(_on_outputs(index, name, "output", show)).remove
         for part, parameter in layer.named_parameters():

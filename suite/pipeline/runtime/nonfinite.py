@@ -57,7 +57,8 @@ def find_nonfinite(executor: Executor) -> Iterator[list[NonFiniteRecord]]:
         action = executor.status.action
         micro_batch = action.micro_batch if isinstance(action, Action) else -1
         order = -place.layer if place.is_backward else place.layer
-        what = f"{place.layer_type}, {place.what}"
+        is_loss = place.what.startswith("loss")
+        what = f"{place.layer_type} or the loss behind it" if is_loss else f"{place.layer_type}, {place.what}"
         records.append(
             NonFiniteRecord(place.is_backward, order, micro_batch, place.layer, coord.replica, coord.stage, what)
         )

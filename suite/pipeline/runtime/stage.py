@@ -73,6 +73,8 @@ class Stage:
         self.layers = nn.ModuleList(
             by_micro_batch(materialize(layers[index], initial_seed(seed, index), device)) for index in self.indices
         )
+        self.types = {index: type(layers[index]).__name__ for index in self.indices}
+        """The type of each layer, as its author wrote it."""
         self.running_stats = RunningStats(self.layers)
         self.loss = loss.to(device) if loss is not None else None
         self._mixed = precision == "bf16"

@@ -149,7 +149,7 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
 @pytest.mark.parametrize(
     ("poison", "schedule_config", "place"),
     [
-        (None, "except_last", "layer 5: .*, loss 0"),
+        (None, "except_last", "layer 5: .* or the loss behind it"),
         (
             ("gradient", 4, 2),
             ScheduleConfig("zero_bubble", (UNLIMITED,)),

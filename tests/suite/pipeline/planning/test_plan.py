@@ -1,6 +1,5 @@
 """Plans: cells, times and bytes against the parts they are made of, all errors at once, and real memory kept to."""
 
-import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,11 +71,12 @@ def test_a_plan_by_hand():
     assert found.lower_bound_s == 5.5 + 12 + 2 + 4 + 2 * 0.5 + 1
 
 
-@pytest.mark.parametrize(("workers", "messages"), [(1, 0), (2, 2), (3, 4), (4, 4), (8, 6), (9, 8)])
-def test_more_workers_take_longer_to_agree(workers, messages):
-    assert replace(ROOMY, link=Link(0.5)).agreement_s(workers) == messages * 0.5
+@pytest.mark.parametrize(("workers", "ring", "tree"), [(1, 0, 0), (2, 2, 2), (4, 6, 4), (8, 14, 6), (9, 16, 8)])
+def test_more_workers_take_longer_to_agree(workers, ring, tree):
     across = Links(Link(0.25), Link(0.5), frozenset({1}))
-    assert replace(ROOMY, link=across).agreement_s(workers) == messages * 0.5
+    for link in (Link(0.5), across):
+        assert replace(ROOMY, link=link).agreement_s(workers) == ring * 0.5
+        assert replace(ROOMY, link=link, transport="nccl").agreement_s(workers) == tree * 0.5
 
 
 def test_messages_keep_their_two_stages_busy_and_those_that_stay_on_a_stage_do_not():
@@ -160,7 +160,7 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
     assert sum(found.layers_per_cell) == len(costs)
     assert len(found.layers_per_cell) == stages
     schedule = fill_drain(stages, micro_batches, remat)
-    agreement_s = 2.0 * math.ceil(math.log2(stages))
+    agreement_s = 2.0 * (stages - 1)
     cells = [stage.cost for stage in found.cells]
     assert found.timeline == simulate(schedule, cells, link, agreement_s=agreement_s)
     for stage, actions in zip(found.cells, schedule, strict=True):
