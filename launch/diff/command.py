@@ -58,7 +58,7 @@ def diff_settings(
         pipeline = other if own == PLAIN else own
         settings = f"{FIXED} {common} {pipeline} train.steps={steps} train.fingerprint_steps={steps}"
         chosen, scale_note = resolve(name, scale, cluster, settings)
-        if scale_note:
+        if scale_note and which == "a":  # b's is the same, or its settings say how it differs
             console.print(scale_note)
         make_run = partial(_noted, runs, chosen.name)
         if own == PLAIN:
