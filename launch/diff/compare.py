@@ -7,8 +7,10 @@ weights -> random numbers, outputs, loss -> recomputes -> gradients of inputs an
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -131,15 +133,24 @@ class Comparison:
             return difference.share <= roundings * len(self.a.layers)
         # each of two sums of M gradients errs by less than (M - 1) u times the sum of their norms
         step, _, layer, what = difference.key
+        part = step, layer, what.removeprefix("whole ")
+        terms = max(sums.get(part, 0.0) for sums in self._sums_of_norms)
         count = max(self.a.micro_batches, self.b.micro_batches)
-        terms = max(
-            sum(one.norm for key, one in run.tensors.items() if key[0] == step and key[2:] == (layer, what[6:]))
-            for run in (self.a, self.b)
-        )
         units = count * torch.finfo(torch.float32).eps
         if self.precision == "bf16" or not self.has_same_parts:
             units += roundings
         return difference.a.distance(difference.b) <= 2 * units * max(terms, difference.a.norm, difference.b.norm)
+
+    @cached_property
+    def _sums_of_norms(self) -> list[dict[tuple[int, int, str], float]]:
+        """For each run the sums of the norms over micro-batches, by step, layer and what."""
+        found = []
+        for run in (self.a, self.b):
+            sums: dict[tuple[int, int, str], float] = defaultdict(float)
+            for (step, _, layer, what), one in run.tensors.items():
+                sums[step, layer, what] += one.norm
+            found.append(sums)
+        return found
 
     @property
     def has_same_parts(self) -> bool:
