@@ -12,12 +12,12 @@ from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.select import select_backend
 from launch.diff.compare import Comparison, compare
-from launch.diff.plain import train_plainly
+from launch.diff.plain_training import train_plainly
 from launch.runs.store import RunFolder, find_run, new_run
 from launch.train.command import prepare, run_experiment
 from launch.worker.precision import with_available_precision
 from suite.errors import SettingError
-from suite.training.fingerprints import Recorded
+from suite.training.fingerprints import RunFingerprints
 
 FIXED = "train.validate_every=none tracking.wandb=disabled train.threads=1"
 """Settings of both runs. Products of matrices have other bits with another number of threads."""
@@ -33,7 +33,7 @@ def diff_runs(names: Sequence[str], console: Console) -> Comparison:
     if len(names) != 2:
         raise SettingError(f"{len(names)} runs are given; give two")
     runs = [find_run(name) for name in names]
-    a, b = (_recorded(run) for run in runs)
+    a, b = (_fingerprints_of(run) for run in runs)
     precisions = {read_experiment_file(run.experiment).optimizer.precision for run in runs}
     for name, run in zip("ab", runs, strict=True):
         console.print(f"{name}: {run.path}")
@@ -60,7 +60,7 @@ def diff_settings(
         chosen, scale_note = resolve(name, scale, cluster, settings)
         if scale_note and which == "a":  # b's is the same, or its settings say how it differs
             console.print(scale_note)
-        make_run = partial(_noted, runs, chosen.name)
+        make_run = partial(_new_run_in, runs, chosen.name)
         if own == PLAIN:
             train_plainly(prepare(with_available_precision(chosen, cluster, quiet.print), quiet), make_run())
         else:
@@ -68,13 +68,13 @@ def diff_settings(
     return diff_runs([str(run.path) for run in runs], console)
 
 
-def _noted(runs: list[RunFolder], name: str) -> RunFolder:
+def _new_run_in(runs: list[RunFolder], name: str) -> RunFolder:
     runs.append(new_run(name))
     return runs[-1]
 
 
-def _recorded(run: RunFolder) -> Recorded:
-    recorded = Recorded.read(run.fingerprints)
+def _fingerprints_of(run: RunFolder) -> RunFingerprints:
+    recorded = RunFingerprints.read(run.fingerprints)
     if not recorded.tensors:
         raise SettingError(
             f"{run.path} has no fingerprints; train it with {option('SET', 'train.fingerprint_steps=2')}"

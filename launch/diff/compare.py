@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 
 from suite.errors import SettingError
-from suite.training.fingerprints import Fingerprint, Key, Recorded
+from suite.training.fingerprints import Fingerprint, Key, RunFingerprints
 
 ROUNDINGS = {"fp32": 100.0, "bf16": 8.0}
 """How many roundings of a precision explain a difference of a layer's tensors. A layer has about ten sums in a row; in
@@ -86,7 +86,7 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """The norm of the difference, of the tensor's norm; estimated."""
+        """The norm of the difference as a share of the tensor's norm; estimated."""
         norm = max(self.a.norm, self.b.norm)
         return self.a.distance(self.b) / norm if norm else 0.0
 
@@ -95,26 +95,27 @@ class Difference:
 class Comparison:
     """Two recorded runs, tensor by tensor."""
 
-    a: Recorded
-    b: Recorded
+    a: RunFingerprints
+    b: RunFingerprints
     precision: str
     """Of both runs, the coarser one: fp32 or bf16."""
-    same: int
+    equal_count: int
     """Tensors that are equal to the bit."""
     differences: tuple[Difference, ...]
     """All others, the first one first."""
-    missing: tuple[tuple[str, Key], ...]
+    unmatched_tensors: tuple[tuple[str, Key], ...]
     """Tensors that only one run recorded, with "a" or "b"."""
-    broken: tuple[tuple[str, Key], ...]
+    wrong_recomputes: tuple[tuple[str, Key], ...]
     """Recomputes that are not their forwards, with "a" or "b"."""
 
     @property
     def is_explained(self) -> bool:
         """Whether rounding explains all differences in the part of a step that has the first one."""
-        return not self.broken and not self.missing and (self.first is None or self.explains(self.first))
+        first = self.first_difference
+        return not (self.wrong_recomputes or self.unmatched_tensors) and (first is None or self.explains(first))
 
     @property
-    def first(self) -> Difference | None:
+    def first_difference(self) -> Difference | None:
         """The first difference, or the first that rounding does not explain in the same part of a step: later parts
         follow from it."""
         if not self.differences:
@@ -164,25 +165,28 @@ class Comparison:
                 f"a has {self.a.micro_batches} micro-batches and b {self.b.micro_batches}: their layers see other "
                 "rows, so only whole gradients and updates are compared; dropout and BatchNorm make them differ"
             )
-        for name, key in self.broken[:1]:
-            yield f"{len(self.broken)} recomputes are not their forwards, the first in {name}: {self._described(key)}"
+        for name, key in self.wrong_recomputes[:1]:
+            where = f"the first in {name}: {self._described(key)}"
+            yield f"{len(self.wrong_recomputes)} recomputes are not their forwards, {where}"
             cause = "the layer keeps state that is no buffer, or draws from a generator that is not torch's"
             yield f"  {_CAUSES['random'] if _is_random(key[3]) else cause}"
-        for name, key in self.missing[:1]:
-            yield f"{len(self.missing)} tensors are in one run alone, the first in {name}: {self._described(key)}"
-        first = self.first
+        for name, key in self.unmatched_tensors[:1]:
+            where = f"the first in {name}: {self._described(key)}"
+            yield f"{len(self.unmatched_tensors)} tensors are in one run alone, {where}"
+        first = self.first_difference
         if first is None:
-            yield f"all {self.same} tensors are the same to the bit"
+            yield f"all {self.equal_count} tensors are the same to the bit"
             return
         explained = self.explains(first)
         kind = "the first that is not:" if explained else "the first that differs by more than rounding:"
-        yield f"{self.same} of {self.same + len(self.differences)} tensors are the same to the bit; {kind}"
+        total = self.equal_count + len(self.differences)
+        yield f"{self.equal_count} of {total} tensors are the same to the bit; {kind}"
         yield f"  {self._described(first.key)}"
         norms = f"{first.a.norm:.6g} in a and {first.b.norm:.6g} in b"
         yield f"  it differs by {first.share:.2g} of its norm, which is {norms}"
         if explained:
             yield "  rounding explains it"
-        elif self.has_same_parts and not self.broken:
+        elif self.has_same_parts and not self.wrong_recomputes:
             yield f"  {_CAUSES['random' if _is_random(first.key[3]) else first.phase]}"
         growth = self._growth(first)
         if len(growth) > 1:
@@ -204,7 +208,7 @@ class Comparison:
         return f"{where}, {what}" if micro_batch is None else f"{where}, micro-batch {micro_batch}, {what}"
 
 
-def compare(a: Recorded, b: Recorded, precision: str) -> Comparison:
+def compare(a: RunFingerprints, b: RunFingerprints, precision: str) -> Comparison:
     """Compares the tensors that both runs recorded. Raises SettingError for other models, and where both recorded no
     step."""
     if a.layers != b.layers:
@@ -224,14 +228,13 @@ def compare(a: Recorded, b: Recorded, precision: str) -> Comparison:
         raise SettingError(f"the runs recorded no step in common: a {steps[0]}, b {steps[1]}; train both from one step")
     differing = [key for key in common if a.tensors[key].digest != b.tensors[key].digest]
     found = [Difference(key, a.tensors[key], b.tensors[key]) for key in sorted(differing, key=_order)]
-    missing = [
-        (name, key) for name, run, other in (("a", a, b), ("b", b, a)) for key in _missing(run, other, same_parts)
-    ]
-    broken = [(name, key) for name, run in (("a", a), ("b", b)) for key in sorted(_broken(run), key=_order)]
-    return Comparison(a, b, precision, len(common) - len(found), tuple(found), tuple(missing), tuple(broken))
+    pairs = ("a", a, b), ("b", b, a)
+    unmatched = [(name, key) for name, run, other in pairs for key in _unmatched_tensors(run, other, same_parts)]
+    wrong = [(name, key) for name, run, _ in pairs for key in sorted(_wrong_recomputes(run), key=_order)]
+    return Comparison(a, b, precision, len(common) - len(found), tuple(found), tuple(unmatched), tuple(wrong))
 
 
-def _missing(run: Recorded, other: Recorded, same_parts: bool) -> list[Key]:
+def _unmatched_tensors(run: RunFingerprints, other: RunFingerprints, same_parts: bool) -> list[Key]:
     """Returns what only one run recorded, of the steps that both did."""
     steps = {key[0] for key in other.tensors}
     return sorted(
@@ -244,7 +247,7 @@ def _missing(run: Recorded, other: Recorded, same_parts: bool) -> list[Key]:
     )
 
 
-def _broken(run: Recorded) -> list[Key]:
+def _wrong_recomputes(run: RunFingerprints) -> list[Key]:
     """Returns the recomputed tensors that are not those of their forward."""
     recomputed = [key for key in run.tensors if phase_of(key[3]) == "recompute"]
     forward = {key: (*key[:3], key[3].removeprefix("recomputed ")) for key in recomputed}

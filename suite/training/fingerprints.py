@@ -23,7 +23,7 @@ from torch import Tensor
 
 from suite.device import generator_of
 from suite.pipeline.runtime.executor import Executor
-from suite.pipeline.runtime.layer_hooks import Place, shown
+from suite.pipeline.runtime.layer_hooks import Place, watch_tensors
 from suite.pipeline.schedule.action import Action
 from suite.training.jsonl import read_lines, reopen
 from suite.training.stage_optimizer import StageOptimizer
@@ -50,7 +50,7 @@ class Fingerprint:
         digest = hashlib.blake2b(values.cpu().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
         sketch = torch.zeros(SKETCH, dtype=torch.float64, device=values.device)
         for number, part in enumerate(values.split(PART)):
-            sums, signs = (each.to(part.device) for each in _drawn(number, part.numel()))
+            sums, signs = (each.to(part.device) for each in _random_sums(number, part.numel()))
             sketch.index_add_(0, sums, part.double() * signs)
         norm = torch.linalg.vector_norm(values, dtype=torch.float64)
         return Fingerprint(digest, float(norm), tuple(sketch.tolist()))
@@ -61,7 +61,7 @@ class Fingerprint:
 
 
 @lru_cache(maxsize=64)
-def _drawn(number: int, count: int) -> tuple[Tensor, Tensor]:
+def _random_sums(number: int, count: int) -> tuple[Tensor, Tensor]:
     """Returns the sum to which each value of a part of a tensor is added, and its sign."""
     generator = torch.Generator().manual_seed(number)
     sums = torch.randint(SKETCH, (count,), generator=generator, dtype=torch.int32)
@@ -89,6 +89,17 @@ class FingerprintFile:
         """Adds a tensor to the current step."""
         self._rows[micro_batch, layer, what] = Fingerprint.of(tensor)
 
+    def add_from_layer(
+        self, micro_batch: int, place: Place, tensor: Tensor, device: torch.device, prefix: str = ""
+    ) -> None:
+        """Adds what ``watch_tensors`` has seen, and with the first output the state of the random numbers. Parts of a
+        loss are left out: their number depends on the memory."""
+        if place.what.startswith("loss part"):
+            return
+        self.add(micro_batch, place.layer, prefix + place.what, tensor)
+        if place.what == "output 0":
+            self.add(micro_batch, place.layer, f"{prefix}random state", generator_of(device).get_state())
+
     def write(self, step: int) -> None:
         """Ends the current step, counted from 1."""
         rows = [[*key, one.digest, one.norm, one.sketch] for key, one in self._rows.items()]
@@ -112,8 +123,6 @@ class Fingerprints:
                 path.unlink()
         name, device = f"{coord.replica}-{coord.stage}", self._stage.device.type
         self._file = FingerprintFile(folder, name, start, self._stage.types, micro_batches, device)
-        self._has_loss = not hasattr(self._stage.layers[-1], "score")
-        """A last layer with ``score`` computes its loss in parts, whose number depends on the memory."""
         self._indices: dict[int, int] = {}
 
     @contextmanager
@@ -124,7 +133,7 @@ class Fingerprints:
             return
         self._optimizer.on_gradients = self._add_gradients
         self._add_parameters("initial")
-        with shown(self._stage.by_index, self._stage.loss, self._add):
+        with watch_tensors(self._stage.by_index, self._stage.loss, self._add):
             yield
         self._optimizer.on_gradients = None
         self._add_parameters("updated")
@@ -134,18 +143,13 @@ class Fingerprints:
         action = self._executor.status.action
         if not isinstance(action, Action) or (not place.is_backward and action.kind not in "FR"):
             return  # a layer that recomputes in its own backward
-        if place.what.startswith("loss") and not self._has_loss:
-            return
         if action.kind == "F":
             self._indices[action.micro_batch] = self._stage.micro_batch
         micro_batch = self._indices[action.micro_batch]
         if place.is_backward and (replicas := self._executor.coord.replicas) > 1:
             tensor = tensor / replicas  # a replica's backward starts with R times the gradient
-        again = "recomputed " if action.kind == "R" else ""
-        self._file.add(micro_batch, place.layer, again + place.what, tensor)
-        if place.what == "output 0":
-            state = generator_of(self._stage.device).get_state()
-            self._file.add(micro_batch, place.layer, f"{again}random state", state)
+        prefix = "recomputed " if action.kind == "R" else ""
+        self._file.add_from_layer(micro_batch, place, tensor, self._stage.device, prefix)
 
     def _add_parameters(self, which: str) -> None:
         if self._executor.coord.replica == 0:
@@ -161,7 +165,7 @@ class Fingerprints:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RunFingerprints:
     """The fingerprints of a run."""
 
     layers: dict[int, str]
@@ -173,7 +177,7 @@ class Recorded:
     """Its type."""
 
     @staticmethod
-    def read(folder: Path) -> Recorded:
+    def read(folder: Path) -> RunFingerprints:
         """Returns what all workers recorded; empty without a record."""
         layers: dict[int, str] = {}
         tensors: dict[Key, Fingerprint] = {}
@@ -185,4 +189,4 @@ class Recorded:
                     micro_batches, device = line["micro_batches"], line["device"]
                 for micro_batch, layer, what, digest, norm, sketch in line.get("rows", ()):
                     tensors[line["step"], micro_batch, layer, what] = Fingerprint(digest, norm, tuple(sketch))
-        return Recorded(layers, micro_batches, tensors, device)
+        return RunFingerprints(layers, micro_batches, tensors, device)

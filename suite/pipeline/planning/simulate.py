@@ -23,8 +23,8 @@ from suite.pipeline.schedule.timeline import Span, Timeline
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The cost of a message between neighbouring stages; ``overhead`` is what keeps its sender busy, and its receiver
-    as long (the o of LogP, Culler et al. 1993)."""
+    """The cost of a message between neighbouring stages. For its overhead the sender is busy, and the receiver as long
+    (the o of LogP, Culler et al. 1993)."""
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
@@ -41,7 +41,7 @@ class Link:
 
     @property
     def slowest(self) -> Link:
-        """Of its kinds, as ``Links`` has them, the one with the longest latency."""
+        """Itself; of ``Links`` the kind with the longest latency."""
         return self
 
     def between(self, source: int, target: int) -> Link:
@@ -92,7 +92,7 @@ class CellCost:
     split_s: float = 0.0
     """What splitting the backward costs extra."""
     forward_messages_s: float = 0.0
-    """For which its forward's messages keep the stage busy, those that it receives and those that it sends."""
+    """For so long the messages of its forward, received and sent, keep the stage busy."""
     backward_messages_s: float = 0.0
 
     def seconds(self, kind: str, recomputed: bool) -> float:

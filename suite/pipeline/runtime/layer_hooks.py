@@ -1,4 +1,4 @@
-"""Shows the tensors of layers while they train, by hooks of torch.
+"""Watches the tensors of layers while they train, by hooks of torch.
 
     inputs --layer--> outputs           each output, as soon as it is there
     gradients <--layer-- gradients      the gradient of each input by this layer alone, and of each parameter
@@ -23,58 +23,59 @@ from suite.pipeline.model.layers import as_tuple
 
 @dataclass(frozen=True)
 class Place:
-    """What a tensor is."""
+    """Where a tensor is in a model."""
 
     layer: int
     layer_type: str
     what: str
-    """Such as "output 0", "gradient of input 0", "gradient of weight" or "loss 0"."""
+    """Such as "output 0", "gradient of weight", "loss 0", or "loss part 0" where ``score`` computes it in parts."""
 
     @property
     def is_backward(self) -> bool:
         return self.what.startswith("gradient")
 
 
-Show = Callable[[Place, Tensor], None]
+Watch = Callable[[Place, Tensor], None]
 
 
 @contextmanager
-def shown(layers: Mapping[int, nn.Module], loss: nn.Module | None, show: Show) -> Iterator[None]:
-    """A context in which the floating-point tensors of layers are shown, given by their indices in the model, and those
-    of the loss behind the last one."""
+def watch_tensors(layers: Mapping[int, nn.Module], loss: nn.Module | None, watch: Watch) -> Iterator[None]:
+    """A context in which ``watch`` sees the floating-point tensors of layers, given by their indices in the model, and
+    those of the loss behind the last one."""
     with ExitStack() as stack:
-        for remove_hook in _install_hooks(layers, loss, show):
+        for remove_hook in _install_hooks(layers, loss, watch):
             stack.callback(remove_hook)
         yield
 
 
 def _install_hooks(
-    layers: Mapping[int, nn.Module], loss: nn.Module | None, show: Show
+    layers: Mapping[int, nn.Module], loss: nn.Module | None, watch: Watch
 ) -> Iterator[Callable[[], object]]:
     """Installs the hooks one by one; yields the function that removes each."""
     for index, layer in layers.items():
         name = type(layer).__name__
-        hooked = partial(_with_hooks, index, name, show)
+        hooked = partial(_with_hooks, index, name, watch)
         yield layer.register_forward_pre_hook(hooked, prepend=True).remove
         if loss is not None and index == max(layers) and hasattr(layer, "score"):
             yield _hook_score(layer, partial(hooked, layer))
-        yield layer.register_forward_hook(_on_outputs(index, name, "output", show)).remove
+        yield layer.register_forward_hook(_on_outputs(index, name, "output", watch)).remove
         for part, parameter in layer.named_parameters():
             if parameter.requires_grad:  # a frozen one gets no gradient
-                yield parameter.register_hook(_on_gradient(Place(index, name, f"gradient of {part}"), show)).remove
+                yield parameter.register_hook(_on_gradient(Place(index, name, f"gradient of {part}"), watch)).remove
     if loss is not None:
         last, layer = list(layers.items())[-1]
-        yield loss.register_forward_hook(_on_outputs(last, type(layer).__name__, "loss", show)).remove
+        what = "loss part" if hasattr(layer, "score") else "loss"
+        yield loss.register_forward_hook(_on_outputs(last, type(layer).__name__, what, watch)).remove
 
 
-def _with_hooks(index: int, name: str, show: Show, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_hooks(index: int, name: str, watch: Watch, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns a layer's inputs, those with a gradient as views with a hook: a tensor that is also a skip has another
     gradient from there."""
     views = list(inputs)
     for number, tensor in enumerate(inputs):
         if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
             views[number] = tensor.view_as(tensor)
-            views[number].register_hook(_on_gradient(Place(index, name, f"gradient of input {number}"), show))
+            views[number].register_hook(_on_gradient(Place(index, name, f"gradient of input {number}"), watch))
     return tuple(views)
 
 
@@ -85,18 +86,18 @@ def _hook_score(layer: nn.Module, hooked: Callable[[tuple[Any, ...]], tuple[Any,
     return lambda: layer.__dict__.pop("score")
 
 
-def _on_gradient(place: Place, show: Show) -> Callable[[Tensor | None], None]:
+def _on_gradient(place: Place, watch: Watch) -> Callable[[Tensor | None], None]:
     def hook(gradient: Tensor | None) -> None:
         if gradient is not None:  # autograd passes None for a deferred one
-            show(place, gradient.detach())
+            watch(place, gradient.detach())
 
     return hook
 
 
-def _on_outputs(index: int, name: str, what: str, show: Show) -> Callable[[nn.Module, Any, Any], None]:
+def _on_outputs(index: int, name: str, what: str, watch: Watch) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
         for number, tensor in enumerate(as_tuple(outputs)):
             if tensor.is_floating_point():
-                show(Place(index, name, f"{what} {number}"), tensor.detach())
+                watch(Place(index, name, f"{what} {number}"), tensor.detach())
 
     return hook

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from suite.pipeline.runtime.executor import Executor
-from suite.pipeline.runtime.layer_hooks import Place, shown
+from suite.pipeline.runtime.layer_hooks import Place, watch_tensors
 from suite.pipeline.schedule.action import Action
 
 
@@ -57,11 +57,10 @@ def find_nonfinite(executor: Executor) -> Iterator[list[NonFiniteRecord]]:
         action = executor.status.action
         micro_batch = action.micro_batch if isinstance(action, Action) else -1
         order = -place.layer if place.is_backward else place.layer
-        is_loss = place.what.startswith("loss")
-        what = f"{place.layer_type} or the loss behind it" if is_loss else f"{place.layer_type}, {place.what}"
+        what = place.layer_type + (" or the loss behind it" if place.what.startswith("loss") else f", {place.what}")
         records.append(
             NonFiniteRecord(place.is_backward, order, micro_batch, place.layer, coord.replica, coord.stage, what)
         )
 
-    with shown(executor.stage.by_index, executor.stage.loss, inspect):
+    with watch_tensors(executor.stage.by_index, executor.stage.loss, inspect):
         yield records

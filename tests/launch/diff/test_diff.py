@@ -11,7 +11,7 @@ from torch import nn
 from launch.diff.compare import compare
 from suite import TrainSpec
 from suite.errors import SettingError
-from suite.training.fingerprints import Fingerprint, Recorded
+from suite.training.fingerprints import Fingerprint, RunFingerprints
 from tests.launch.command_line import call, refusal
 
 COUNT = 4
@@ -109,7 +109,7 @@ def recorded(**changes):
     for layer in range(2):
         tensors[1, None, layer, "whole gradient of weight"] = some(30 + layer)
         tensors[1, None, layer, "updated weight"] = some(40 + layer)
-    return replace(Recorded({0: "Linear", 1: "Head"}, COUNT, tensors), **changes)
+    return replace(RunFingerprints({0: "Linear", 1: "Head"}, COUNT, tensors), **changes)
 
 
 def changed(*keys):

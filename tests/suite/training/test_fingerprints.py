@@ -14,7 +14,7 @@ from suite.pipeline.runtime import executor, p2p, stage
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.training import stage_optimizer
-from suite.training.fingerprints import PART, Fingerprint, Recorded
+from suite.training.fingerprints import PART, Fingerprint, RunFingerprints
 from tests.suite.pipeline.build import join
 from tests.suite.training.work import trained
 
@@ -260,7 +260,7 @@ def recorded(tmp_path_factory):
     cases += [("seed in recomputes", 2, 1, ScheduleConfig("1f1b", (0,)), another_seed_in_recomputes)]
     cases += [("sum instead of mean", 1, 2, IN_ORDER, sum_instead_of_mean)]
     run_processes(record, 2, folder, cases)
-    return lambda name: Recorded.read(folder / name)
+    return lambda name: RunFingerprints.read(folder / name)
 
 
 @pytest.mark.parametrize("name", SAME)

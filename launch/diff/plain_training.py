@@ -26,7 +26,7 @@ from suite.paths import write_atomically
 from suite.pipeline.model.layers import as_tuple, distinct_parameters, loss_of, materialize, ties_of
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.layer_hooks import Place, shown
+from suite.pipeline.runtime.layer_hooks import watch_tensors
 from suite.settings import AUTO, PipelineSettings
 from suite.training.fingerprints import FingerprintFile
 from suite.training.update_rule import Key, learning_rate, make_optimizer, param_groups
@@ -65,7 +65,8 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
         batch = source.batch(step)
         assert batch is not None
         for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
-            with shown(dict(enumerate(layers)), loss, partial(_add_shown, file, hasattr(layers[-1], "score"), i)):
+            add = partial(file.add_from_layer, i, device=device)
+            with watch_tensors(dict(enumerate(layers)), loss, add):
                 objective = _forward(layers, loss, inputs, targets, chosen, step, i)
                 torch.autograd.backward(objective, torch.full_like(objective, 1 / batch.divisor))
         _sum_copies(layers, copies)
@@ -128,14 +129,6 @@ def _forward(
             stash.update(zip(names, outputs[len(outputs) - len(names) :], strict=True))
             tensors = outputs[: len(outputs) - len(names)]
     raise AssertionError("a model has layers")
-
-
-def _add_shown(file: FingerprintFile, has_parts: bool, micro_batch: int, place: Place, tensor: Tensor) -> None:
-    if place.what.startswith("loss") and has_parts:
-        return
-    file.add(micro_batch, place.layer, place.what, tensor)
-    if place.what == "output 0":
-        file.add(micro_batch, place.layer, "random state", torch.default_generator.get_state())
 
 
 def _add_parameters(file: FingerprintFile, which: str, layers: Sequence[nn.Module]) -> None:
