@@ -15,7 +15,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export diff list settings submit jobs logs stop fetch gpu-check doctor test test-faults check clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff list settings submit jobs logs stop fetch gpu-check doctor test test-faults lint clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -67,6 +67,9 @@ generate: $(READY) ## continue a text by a trained language model: RUN=, CHECKPO
 export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, CHECKPOINT=, FORMAT=huggingface
 	@$(GPIPE) export --format "$${FORMAT:-huggingface}" --checkpoint "$$CHECKPOINT" -- "$$RUN"
 
+check: $(READY) ## does an experiment or a model of your own train in pipelines as in plain PyTorch, to the bit or up to rounding? NAME=, SET=
+	@$(GPIPE) check --scale "$${SCALE:-auto}" --set "$$SET" -- "$$NAME"
+
 diff: $(READY) ## the first tensor by which two runs differ: RUN="a b"; or one experiment with two settings: NAME=, A=plain (PyTorch without a pipeline), B="pipeline.stages=2", SET= for both
 	@$(GPIPE) diff --scale "$${SCALE:-auto}" --set "$$SET" --a "$$A" --b "$$B" --run "$$RUN" -- "$$NAME"
 
@@ -103,7 +106,7 @@ test: $(READY) ## run the tests
 test-faults: $(READY) ## run the slow tests: kills, torn files, full disks, clusters; about an hour; they write docs/results/test-faults.md
 	@$(VENV)/bin/python -m tests.slow
 
-check: $(READY) ## ruff and mypy
+lint: $(READY) ## ruff and mypy
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy

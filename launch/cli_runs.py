@@ -114,13 +114,30 @@ def diff(
     """Find the first tensor by which two settings of an experiment differ, or two runs; exit code 1 if rounding does
     not explain it."""
     from launch.diff.command import diff_runs, diff_settings
+    from launch.diff.few_steps import FewSteps
 
     runs = " ".join(run).split()
     if bool(name) == bool(runs) or (runs and (a or b or settings)):
         raise SettingError("give an experiment with --a and --b, or two runs with --run")
-    found = diff_runs(runs, console) if runs else diff_settings(name, a, b, settings, steps, scale, launcher, console)
+    few = FewSteps(name, scale, launcher, steps, settings)
+    found = diff_runs(runs, console) if runs else diff_settings(few, a, b, console)
     if not found.is_explained:
         raise typer.Exit(1)
 
 
-COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff)
+def check(
+    name: str,
+    settings: SetOption = "",
+    steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
+    scale: ScaleOption = "auto",
+) -> None:
+    """Check that an experiment trains in pipelines as in plain PyTorch, to the bit or up to rounding; exit code 1 if it
+    does not."""
+    from launch.diff.check import check as check_experiment
+    from launch.diff.few_steps import FewSteps
+
+    if not check_experiment(FewSteps(name, scale, "local", steps, settings), console):
+        raise typer.Exit(1)
+
+
+COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check)

@@ -10,6 +10,11 @@ on fake tensors         no value decides what is computed, because costs are cou
 
 from __future__ import annotations
 
+import pickle
+import random
+from contextlib import suppress
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +25,9 @@ from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.rng import seeded
 
 SEED = 1
+
+GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
+"""Types of generators that a layer may hold; nothing seeds them."""
 
 
 def trial_error(layer: nn.Module, inputs: Tensors) -> str:
@@ -38,6 +46,7 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     layer.train()
     before: Values = []
     parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+    attributes = _attributes(layer)
     with torch.no_grad(), ChangingBuffers(layer).recorded(before):
         first = _forward(layer, inputs)
     complex_outputs = [str(output.dtype).removeprefix("torch.") for output in first if output.is_complex()]
@@ -49,8 +58,8 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     try:
         if len(first) != len(second) or not all(map(_equal, first, second)):
             return (
-                "returns other values for the same inputs and seeds, so a recompute would not repeat its forward; keep "
-                "what it remembers in buffers, and draw from the default generators of torch, numpy or random"
+                "returns other values for the same inputs and seeds, so a recompute would not repeat its forward: "
+                + _cause_of_other_values(attributes, _attributes(layer))
             )
         for name, parameter in layer.named_parameters():
             if not _equal(parameter.detach(), parameters[name]):
@@ -61,6 +70,31 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     finally:
         for module, name, value in before:
             module._buffers[name] = value
+
+
+def _attributes(layer: nn.Module) -> dict[str, tuple[type, bytes]]:
+    """Returns the type and the pickled value of everything that a layer and its modules hold beside parameters, buffers
+    and modules."""
+    found = {}
+    for prefix, module in layer.named_modules():
+        for name, value in vars(module).items():
+            if name not in vars(nn.Module()) and name != "reset_parameters":
+                with suppress(Exception):  # what cannot be pickled is not compared
+                    found[f"{prefix}.{name}".lstrip(".")] = type(value), pickle.dumps(value)
+    return found
+
+
+def _cause_of_other_values(before: dict[str, tuple[type, bytes]], after: dict[str, tuple[type, bytes]]) -> str:
+    for name, (kind, value) in after.items():
+        if before.get(name) == (kind, value):
+            continue
+        if issubclass(kind, GENERATORS):
+            return f"it draws from its own generator {name}; draw from the default one of torch, numpy or random"
+        return f"each forward changes its attribute {name}; keep what it remembers in a buffer"
+    return (
+        "it uses something outside that changes, such as a global variable, the clock or a generator of its own; keep "
+        "what it remembers in a buffer, and draw from the default generators of torch, numpy or random"
+    )
 
 
 def _evaluation_error(layer: nn.Module, inputs: Tensors, in_training: Tensors) -> str:

@@ -48,17 +48,11 @@ def train_plainly(chosen: Experiment, run: RunFolder) -> None:
 
 def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Path, folder: Path) -> None:
     device = init_process_group(rank, world, rendezvous, 1)
-    described, loss = chosen.build()
-    set_logits_bytes(described, CPU_LOGITS_BYTES)
-    seed = chosen.train.seed
-    layers = [materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)]
+    layers, loss = build_layers(chosen, device)
     copies = _copies(layers)
-    for first, *others in copies.values():
-        for other in others:
-            _parameter(layers, other).data.copy_(_parameter(layers, first).data)
     optimizer = _optimizer(layers, copies, chosen)
     source = chosen.data_source(data, RankCoord(0, 1, 1))
-    types = {index: type(layer).__name__ for index, layer in enumerate(described)}
+    types = {index: type(layer).__name__ for index, layer in enumerate(layers)}
     file = FingerprintFile(folder, "plain", 0, types, chosen.pipeline.micro_batches, device.type)
     for step in range(chosen.train.steps):
         _add_parameters(file, "initial", layers)
@@ -67,7 +61,7 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
         for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
             add = partial(file.add_from_layer, i, device=device)
             with watch_tensors(dict(enumerate(layers)), loss, add):
-                objective = _forward(layers, loss, inputs, targets, chosen, step, i)
+                objective = forward(layers, loss, inputs, targets, chosen, step, i)
                 torch.autograd.backward(objective, torch.full_like(objective, 1 / batch.divisor))
         _sum_copies(layers, copies)
         for index, name, parameter in _trainable(layers):
@@ -82,6 +76,18 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
         _add_parameters(file, "updated", layers)
         file.write(step + 1)
     dist.destroy_process_group()
+
+
+def build_layers(chosen: Experiment, device: torch.device) -> tuple[list[nn.Module], nn.Module]:
+    """Returns all layers with their initial values, and the loss."""
+    described, loss = chosen.build()
+    set_logits_bytes(described, CPU_LOGITS_BYTES)
+    seed = chosen.train.seed
+    layers = [materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)]
+    for first, *others in _copies(layers).values():
+        for other in others:
+            _parameter(layers, other).data.copy_(_parameter(layers, first).data)
+    return layers, loss
 
 
 def _optimizer(
@@ -104,7 +110,7 @@ def _trainable(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Param
                 yield index, name, parameter
 
 
-def _forward(
+def forward(
     layers: Sequence[nn.Module],
     loss: nn.Module,
     tensors: tuple[Tensor, ...],

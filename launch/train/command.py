@@ -59,12 +59,15 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     return run
 
 
-def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> None:
-    """Runs a resolved experiment; ``make_run`` creates its folder once it is planned. Raises as ``start`` does."""
+def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], launcher: str, console: Console) -> RunFolder:
+    """Runs a resolved experiment; ``make_run`` creates its folder, which is returned, once it is planned. Raises as
+    ``start`` does."""
     session = Session(select_backend(launcher), console, shows_samples=False)
     chosen = prepare(with_available_precision(chosen, session.backend.cluster(), console.print), console)
     planned = session.plan(chosen)
-    session.train(make_run(), planned)
+    run = make_run()
+    session.train(run, planned)
+    return run
 
 
 def resume(name: str, settings: str, launcher: str, console: Console, choice: Choice = None) -> None:

@@ -1,5 +1,7 @@
 """What a layer of one's own does that a pipeline cannot repeat or send is found before any worker starts."""
 
+import itertools
+import os
 import random
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from experiments.custom.layer_trial import trial_error
 
 WIDTH = 4
+CALLS = itertools.count(1)
 X = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
@@ -41,6 +44,11 @@ def counts_in_an_attribute(self, x):
 def remembers(self, x):
     before, self.last = self.last, x.detach()
     return x + before.mean()
+
+
+def grows(self, x):
+    self.cache.append(x.detach())
+    return x + torch.stack(self.cache).sum(0)
 
 
 def only_once(self, x):
@@ -82,10 +90,23 @@ GOOD = {
     "complex inside": Layer(lambda self, x: torch.fft.irfft(torch.fft.rfft(x), n=WIDTH)),
 }
 BAD = {
-    "a count in an attribute": (Layer(counts_in_an_attribute, calls=0), "would not repeat its forward"),
-    "a memory": (Layer(remembers, last=torch.zeros(1)), "would not repeat its forward"),
+    "a count in an attribute": (Layer(counts_in_an_attribute, calls=0), "each forward changes its attribute calls"),
+    "a count in a module": (
+        nn.Sequential(nn.Tanh(), Layer(counts_in_an_attribute, calls=0)), "each forward changes its attribute 1.calls",
+    ),
+    "a memory": (Layer(remembers, last=torch.zeros(1)), "each forward changes its attribute last"),
+    "a cache that grows": (Layer(grows, cache=[]), "each forward changes its attribute cache"),
     "a generator of its own": (
-        Layer(lambda self, x: x + torch.rand(1, generator=self.own), own=torch.Generator()), "would not repeat",
+        Layer(lambda self, x: x + torch.rand(1, generator=self.own), own=torch.Generator()),
+        "would not repeat its forward: it draws from its own generator own; draw from the default one",
+    ),
+    "a generator of numpy": (
+        Layer(lambda self, x: x * self.own.random(), own=np.random.default_rng(0)),
+        "it draws from its own generator own",
+    ),
+    "a global count": (Layer(lambda self, x: x * next(CALLS)), "it uses something outside that changes"),
+    "the system's random numbers": (
+        Layer(lambda self, x: x * int.from_bytes(os.urandom(4))), "it uses something outside that changes",
     ),
     "complex outputs": (Layer(lambda self, x: torch.fft.rfft(x)), "returns complex64; tensors between layers must be"),
     "a second forward that fails": (Layer(only_once, calls=0), "fails in another forward from the same state"),

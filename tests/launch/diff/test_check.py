@@ -1,0 +1,72 @@
+"""``gpipe check``: a model that trains in pipelines as in plain PyTorch, one that does not, and what is refused."""
+
+import re
+
+import pytest
+from torch import nn
+
+from launch.diff import check as checking
+from suite.settings import PipelineSettings
+from tests.launch.command_line import call, refusal
+from tests.launch.diff.test_diff import Remembers, spec
+
+
+def right():
+    return spec(nn.Linear)
+
+
+def remembers():
+    return spec(Remembers)
+
+
+class Counts(nn.Linear):
+    """Its output grows with each call."""
+
+    calls_of_layer = 0
+
+    def forward(self, x):
+        self.calls_of_layer += 1
+        return super().forward(x) * self.calls_of_layer
+
+
+def counts():
+    return spec(Counts)
+
+
+def check(folder, name, *more):
+    return call("check", f"{__file__}:{name}", *more, folder=folder)
+
+
+def test_a_right_model_is_the_same_in_each_shape_and_leaves_no_runs(tmp_path):
+    code, out, errors = check(tmp_path, "right", "--steps", "1")
+    assert (code, errors) == (0, ""), out
+    assert "  stages=2 schedule=1f1b remat=never: same to the bit, " in out
+    assert "  stages=2 schedule=fill_drain remat=always: same up to rounding; " in out
+    count = len(re.findall(r"^  .*: same ", out, re.M))
+    assert out.endswith(f"all {count} are the same training as plain PyTorch\n")
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, monkeypatch):
+    """Neither a trial of the layer nor plain PyTorch shows it: it counts in workers."""
+    monkeypatch.setattr(checking, "_shapes", lambda *_: [PipelineSettings(stages=2, schedule="1f1b", remat="always")])
+    code, out, _ = check(tmp_path, "remembers", "--steps", "1")
+    assert code == 1, out
+    assert "layer 2: Remembers returns other values for the same inputs and seeds" in out
+    assert "plain PyTorch again: same to the bit" in out
+    assert "stages=2 schedule=1f1b remat=always: OTHER NUMBERS" in out
+    assert "step 1, layer 2 (Remembers), micro-batch 0, recomputed output 0" in out
+    assert out.count(str(tmp_path)) == 2
+    assert len(list(tmp_path.glob("runs/*/*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        (f"{__file__}:counts", ["layer 2 (Counts) returns other values", "changes its attribute calls_of_layer"]),
+        ("t12_400n", ["did you mean t12_400m"]),
+    ],
+)
+def test_what_no_pipeline_can_train_is_refused(tmp_path, name, parts):
+    found = refusal("check", name, folder=tmp_path)
+    assert all(part in found for part in parts), found

@@ -1,0 +1,86 @@
+"""What a layer does that its training depends on is found and named."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from launch.diff.layer_traits import traits_of
+
+ROWS, WIDTH = 4, 6
+X = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+CALLS = itertools.count(1)
+IDS = torch.arange(ROWS * 3).view(ROWS, 3)
+
+
+class Layer(nn.Module):
+    """Computes ``function(self, *inputs)`` of a test."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def weighted(function):
+    return Layer(lambda self, x: function(self, x * self.weight))
+
+
+DRAWS, ROWS_DEPEND = "draws random numbers", "has rows that depend on the other rows"
+TRAITS = {
+    "Dropout": (nn.Dropout(0.3), [DRAWS]),
+    "random": (weighted(lambda self, x: x * random.random()), [DRAWS]),
+    "numpy": (weighted(lambda self, x: x * float(np.random.rand())), [DRAWS]),
+    "BatchNorm": (
+        nn.BatchNorm1d(WIDTH),
+        ["changes running_mean and running_var and num_batches_tracked in each forward", ROWS_DEPEND],
+    ),
+    "BatchNorm without statistics": (nn.BatchNorm1d(WIDTH, track_running_stats=False), [ROWS_DEPEND]),
+    "softmax over rows": (weighted(lambda self, x: x.softmax(0)), [ROWS_DEPEND]),
+    "a mean over all": (weighted(lambda self, x: x - x.mean()), [ROWS_DEPEND]),
+    "dropout and a mean over rows": (
+        weighted(lambda self, x: nn.functional.dropout(x, 0.5) + x.mean(0)), [DRAWS, ROWS_DEPEND],
+    ),
+    "spectral norm": (spectral_norm(nn.Linear(WIDTH, WIDTH)), ["changes _u and _v in each forward"]),
+    "evaluation": (
+        weighted(lambda self, x: 2 * x if self.training else x), ["computes something else in evaluation mode"],
+    ),
+    "an unused parameter": (Layer(lambda self, x: x.tanh()), ["ignores its weight: no gradient reaches it"]),
+    "a global count": (weighted(lambda self, x: x * next(CALLS)), ["returns other values for the same inputs"]),
+    "a detached input": (weighted(lambda self, x: x).requires_grad_(False), []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAITS)
+def test_each_trait_is_named_and_nothing_else(name):
+    layer, expected = TRAITS[name]
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    found = [trait.text for trait in traits_of(layer, (X,))]
+    assert len(found) == len(expected), found
+    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True)), found
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+
+
+def test_an_input_that_no_output_depends_on_is_named():
+    both = nn.Bilinear(WIDTH, WIDTH, 2)
+    assert list(traits_of(both, (X, X.flip(0)))) == []
+    first = Layer(lambda self, x, y: x * self.weight)
+    assert [trait.text for trait in traits_of(first, (X, X))] == ["ignores its input 1: no gradient reaches it"]
+
+
+def test_rows_of_ids_count_too():
+    embedding = nn.Embedding(ROWS * 3, WIDTH)
+    assert list(traits_of(embedding, (IDS,))) == []
+    from_the_end = Layer(lambda self, ids: (ids.max() - ids).unsqueeze(2) * self.weight)
+    assert [trait.text for trait in traits_of(from_the_end, (IDS,))] == [f"{ROWS_DEPEND} of their micro-batch"]
+
+
+def test_one_row_says_nothing_about_rows():
+    assert list(traits_of(weighted(lambda self, x: x.softmax(0)), (X[:1],))) == []
