@@ -15,7 +15,7 @@ BUDGETS = {
     "launch/backends": 1920,
     "launch/benchmarks": 800,
     "launch/diagnostics": 1370,
-    "launch/diff": 880,
+    "launch/diff": 910,
     "launch/gpu_check": 680,
     "launch/inference": 1310,
     "launch/jobs": 1480,

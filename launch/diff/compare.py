@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,19 +53,43 @@ def _is_random(what: str) -> bool:
     return what.removeprefix("recomputed ") == "random state"
 
 
-def _order(key: Key) -> tuple[object, ...]:
-    """Returns the place of a tensor in the order in which a difference spreads."""
+def _order(key: Key, follows: bool = False) -> tuple[object, ...]:
+    """Returns the place of a tensor in the order in which a difference spreads. A sum over copies that follows from a
+    later layer comes last."""
     step, micro_batch, layer, what = key
     phase = phase_of(what)
     rank = (not _is_random(what)) + what.startswith("loss ")
     return (
         step,
         _PHASES.index(phase),
+        follows,
         -layer if phase == "backward" else layer,
         rank,
         -1 if micro_batch is None else micro_batch,
         what,
     )
+
+
+def tied_layers(run: RunFingerprints) -> dict[Key, list[int]]:
+    """Returns by whole gradient of a tied parameter the other layers with a copy: all copies have the same one."""
+    copies: dict[tuple[int, str], list[Key]] = defaultdict(list)
+    for key, one in run.tensors.items():
+        if phase_of(key[3]) == "sum" and one.norm > 0:
+            copies[key[0], one.digest].append(key)
+    return {
+        key: [other[2] for other in keys if other != key] for keys in copies.values() if len(keys) > 1 for key in keys
+    }
+
+
+def _following_sums(run: RunFingerprints, differing: Sequence[Key]) -> set[Key]:
+    """Returns the whole gradients of tied parameters that differ because of a copy: the first layer that has another
+    difference is that of the copy."""
+    tied = tied_layers(run)
+    first: dict[int, int] = {}
+    for step, _, layer, what in differing:
+        if phase_of(what) == "sum" and (step, None, layer, what) not in tied:
+            first[step] = min(layer, first.get(step, layer))
+    return {key for key in differing if first.get(key[0]) in tied.get(key, ())}
 
 
 @dataclass(frozen=True)
@@ -126,8 +150,10 @@ class Comparison:
 
     def explains(self, difference: Difference) -> bool:
         """Whether rounding explains a difference, if all in earlier parts of the step is the same."""
-        if _is_random(difference.key[3]) or difference.phase in ("initial", "update") or not difference.is_finite:
+        if _is_random(difference.key[3]) or difference.phase == "initial" or not difference.is_finite:
             return False
+        if difference.phase == "update":  # of equal gradients: a shard's last values are not updated as a vector
+            return difference.share <= torch.finfo(torch.float32).eps
         unit = torch.finfo(torch.bfloat16 if self.precision == "bf16" else torch.float32).eps / 2
         roundings = ROUNDINGS[self.precision] * unit
         if difference.phase != "sum":
@@ -140,7 +166,19 @@ class Comparison:
         units = count * torch.finfo(torch.float32).eps
         if self.precision == "bf16" or not self.has_same_parts:
             units += roundings
+        if not self.has_same_parts:  # rows that cancel, as in the bias of attention's keys, leave errors of their size
+            terms = self._largest_sums[step, layer]
         return difference.a.distance(difference.b) <= 2 * units * max(terms, difference.a.norm, difference.b.norm)
+
+    @cached_property
+    def _largest_sums(self) -> dict[tuple[int, int], float]:
+        """The largest norm of a whole gradient of each step and layer."""
+        largest: dict[tuple[int, int], float] = defaultdict(float)
+        for run in (self.a, self.b):
+            for (step, _, layer, what), one in run.tensors.items():
+                if phase_of(what) == "sum":
+                    largest[step, layer] = max(largest[step, layer], one.norm)
+        return largest
 
     @cached_property
     def _sums_of_norms(self) -> list[dict[tuple[int, int, str], float]]:
@@ -181,7 +219,8 @@ class Comparison:
         kind = "the first that is not:" if explained else "the first that differs by more than rounding:"
         total = self.equal_count + len(self.differences)
         yield f"{self.equal_count} of {total} tensors are the same to the bit; {kind}"
-        yield f"  {self._described(first.key)}"
+        others = ", ".join(map(str, tied_layers(self.a).get(first.key, ())))
+        yield f"  {self._described(first.key)}" + (f", with its copies of layer {others}" if others else "")
         norms = f"{first.a.norm:.6g} in a and {first.b.norm:.6g} in b"
         yield f"  it differs by {first.share:.2g} of its norm, which is {norms}"
         if explained:
@@ -227,7 +266,9 @@ def compare(a: RunFingerprints, b: RunFingerprints, precision: str) -> Compariso
         steps = [sorted({key[0] for key in run.tensors}) for run in (a, b)]
         raise SettingError(f"the runs recorded no step in common: a {steps[0]}, b {steps[1]}; train both from one step")
     differing = [key for key in common if a.tensors[key].digest != b.tensors[key].digest]
-    found = [Difference(key, a.tensors[key], b.tensors[key]) for key in sorted(differing, key=_order)]
+    following = _following_sums(a, differing)
+    ordered = sorted(differing, key=lambda key: _order(key, key in following))
+    found = [Difference(key, a.tensors[key], b.tensors[key]) for key in ordered]
     pairs = ("a", a, b), ("b", b, a)
     unmatched = [(name, key) for name, run, other in pairs for key in _unmatched_tensors(run, other, same_parts)]
     wrong = [(name, key) for name, run, _ in pairs for key in sorted(_wrong_recomputes(run), key=_order)]

@@ -111,9 +111,9 @@ class _Trial:
             self._outputs = as_tuple(self._layer(*self._leaves))
             self.draws = states != _generator_states()
         self.outputs = tuple(output.detach() for output in self._outputs)
-        self.changed_buffers = [
-            name for module, name, value in buffers if not torch.equal(module.get_buffer(name), value)
-        ]
+        self.changed_buffers = list(
+            dict.fromkeys(name for module, name, value in buffers if not torch.equal(module.get_buffer(name), value))
+        )
 
     def ignored(self) -> list[str]:
         """Returns the inputs and parameters on which no output depends. None has a graph afterwards."""

@@ -153,6 +153,17 @@ def test_rounding_explains_a_few_units_in_the_last_place_and_no_more(scale, in_f
     assert compare(recorded(), other, "bf16").is_explained == in_bf16
 
 
+def test_an_update_may_round_a_value_otherwise_and_no_more():
+    values = torch.linspace(1, 2, 100)
+    for units, is_explained in ((1, True), (50, False)):
+        own, other, changed = recorded(), recorded(), values.clone()
+        changed[7] += units * torch.finfo(torch.float32).eps
+        own.tensors[1, None, 1, "updated weight"] = Fingerprint.of(values)
+        other.tensors[1, None, 1, "updated weight"] = Fingerprint.of(changed)
+        found = compare(own, other, "fp32")
+        assert (len(found.differences), found.is_explained) == (1, is_explained)
+
+
 def test_a_fault_behind_a_sum_in_another_order_is_the_one_that_is_named():
     other = recorded()
     other.tensors[1, None, 0, "whole gradient of weight"] = some(30, 1 + 1e-7)
@@ -161,6 +172,29 @@ def test_a_fault_behind_a_sum_in_another_order_is_the_one_that_is_named():
     found = compare(recorded(), other, "fp32")
     assert not found.is_explained
     assert "layer 1 (Head), whole gradient of weight" in "\n".join(found.lines())
+
+
+def test_a_gradient_that_is_nothing_but_rounding_is_judged_by_those_of_its_layer():
+    """The gradient of a bias of attention's keys is 0: its rows cancel, and what is left depends on their split."""
+    for scale, is_explained in ((1e-7, True), (1e-3, False)):
+        other = recorded(micro_batches=2 * COUNT)
+        own = recorded()
+        for run, seed in ((own, 50), (other, 51)):
+            run.tensors[1, None, 0, "whole gradient of bias"] = some(seed, scale)
+        assert compare(own, other, "fp32").is_explained == is_explained
+
+
+def test_a_difference_in_a_tied_parameter_is_named_at_the_layer_that_differs_otherwise():
+    own, other = recorded(), recorded()
+    for layer in range(2):
+        own.tensors[1, None, layer, "whole gradient of table"] = some(60)
+        other.tensors[1, None, layer, "whole gradient of table"] = some(61)
+    text = "\n".join(compare(own, other, "fp32").lines())
+    assert "layer 0 (Linear), whole gradient of table, with its copies of layer 1\n" in text
+    other.tensors[1, None, 1, "whole gradient of weight"] = some(62)
+    assert "  step 1, layer 1 (Head), whole gradient of" in "\n".join(compare(own, other, "fp32").lines())
+    other.tensors[1, None, 0, "whole gradient of weight"] = some(63)
+    assert "layer 0 (Linear), whole gradient of table" in "\n".join(compare(own, other, "fp32").lines())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -42,6 +42,10 @@ TRAITS = {
         nn.BatchNorm1d(WIDTH),
         ["changes running_mean and running_var and num_batches_tracked in each forward", ROWS_DEPEND],
     ),
+    "two BatchNorms": (
+        nn.Sequential(nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)),
+        ["changes running_mean and running_var and num_batches_tracked in each forward", ROWS_DEPEND],
+    ),
     "BatchNorm without statistics": (nn.BatchNorm1d(WIDTH, track_running_stats=False), [ROWS_DEPEND]),
     "softmax over rows": (weighted(lambda self, x: x.softmax(0)), [ROWS_DEPEND]),
     "a mean over all": (weighted(lambda self, x: x - x.mean()), [ROWS_DEPEND]),

@@ -1,0 +1,334 @@
+"""``gpipe diff`` at a size: over a hundred faults, planted at every layer, message and micro-batch of an engine, and a
+thousand right pipelines."""
+
+import random
+import re
+
+import torch
+
+from launch.backends.processes import run_processes
+from launch.diff.compare import compare
+from suite.pipeline.runtime import executor, p2p, stage
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.remat import UNLIMITED
+from suite.training import stage_optimizer
+from suite.training.fingerprints import RunFingerprints
+from tests.suite.pipeline.build import join
+from tests.suite.pipeline.freezing import FREEZES
+from tests.suite.training.test_fingerprints import (
+    IN_ORDER,
+    STEPS,
+    Patches,
+    copies_not_summed,
+    gradients_kept,
+    late_learning_rate,
+    not_clipped,
+    sum_instead_of_mean,
+)
+from tests.suite.training.work import trained
+
+LAYERS, MICRO_BATCHES = 6, 4
+PARAMETERS = [(0, "table"), (0, "idle"), (3, "table"), (5, "out.weight"), (5, "out.bias")]
+PARAMETERS += [(layer, f"mix.{name}") for layer in (1, 2, 3, 4) for name in ("weight", "bias")]
+PIPELINES = 1000
+
+# ---------------------------------------------------------------------------------------------------------------------
+# kinds of faults; each returns what plants one
+
+
+def in_layer(layer, change):
+    """``change(own, module)`` is called for a layer of a worker's stage ``own`` once it is built."""
+
+    def plant(patches):
+        def init(original, own, *args, **kwargs):
+            original(own, *args, **kwargs)
+            if layer in own.by_index:
+                change(own, own.by_index[layer])
+
+        patches.wrap(stage.Stage, "__init__", init)
+
+    return plant
+
+
+def output_off(layer, i):
+    def change(own, module):
+        def hook(_, inputs, outputs):
+            first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+            first = first * 1.001 if own.micro_batch == i else first
+            return (first, *others) if others else first
+
+        module.register_forward_hook(hook)
+
+    return in_layer(layer, change)
+
+
+def mask_ignored(layer):
+    def change(_, module):
+        module.register_forward_pre_hook(lambda _, inputs: (*inputs[:2], torch.ones_like(inputs[2]), inputs[3]))
+
+    return in_layer(layer, change)
+
+
+def ids_off_by_one(i):
+    def change(own, module):
+        module.register_forward_pre_hook(lambda _, inputs: (inputs[0].roll(int(own.micro_batch == i), 1),))
+
+    return in_layer(0, change)
+
+
+def input_gradient_off(layer, i):
+    def change(own, module):
+        def hook(_, inputs):
+            first, *others = inputs
+            if first.requires_grad and own.micro_batch == i:
+                first = first.view_as(first)
+                first.register_hook(lambda gradient: gradient * 1.001)
+            return first, *others
+
+        module.register_forward_pre_hook(hook)
+
+    return in_layer(layer, change)
+
+
+def other_seed(layer, i, step=0):
+    def seed(original, run, at, micro_batch, index):
+        return original(run, at, micro_batch + (index == layer and micro_batch == i and at >= step) * 9, index)
+
+    return lambda patches: patches.wrap(stage, "layer_seed", seed)
+
+
+def other_initial(layer):
+    return lambda patches: patches.wrap(stage, "initial_seed", lambda f, seed, index: f(seed + (index == layer), index))
+
+
+def around_backward(layer, behind):
+    """``behind(own, i, gradients before)`` is called behind each backward on the stage of a layer."""
+
+    def backward(original, own, micro_batch, gradients):
+        before = {key: None if p.grad is None else p.grad.clone() for key, p in own.named_parameters().items()}
+        found = original(own, micro_batch, gradients)
+        if layer in own.by_index:
+            behind(own, micro_batch.index, before)
+        return found
+
+    return lambda patches: patches.wrap(stage.Stage, "backward", backward)
+
+
+def dropped(layer, i):
+    def behind(own, index, before):
+        for key, parameter in own.named_parameters().items():
+            parameter.grad = before[key] if index == i else parameter.grad
+
+    return around_backward(layer, behind)
+
+
+def gradient_twice(layer, i):
+    def behind(own, index, _):
+        weight = next(own.by_index[layer].parameters())
+        if index == i:
+            weight.grad = weight.grad * 2
+
+    return around_backward(layer, behind)
+
+
+def summed_in_bf16(layer):
+    def behind(own, *_):
+        weight = next(own.by_index[layer].parameters())
+        weight.grad = weight.grad.bfloat16().float()
+
+    return around_backward(layer, behind)
+
+
+def loss_gradient_off(i):
+    def backward(original, own, micro_batch, gradients):
+        is_it = own.loss is not None and micro_batch.index == i
+        return original(own, micro_batch, (gradients[0] * 2,) if is_it else gradients)
+
+    return lambda patches: patches.wrap(stage.Stage, "backward", backward)
+
+
+def targets_shifted(i):
+    def targets(original, own, state, action):
+        return tuple(target.roll(int(action.micro_batch == i)) for target in original(own, state, action))
+
+    return lambda patches: patches.wrap(executor.Executor, "_targets", targets)
+
+
+def message_off(what, i, change):
+    """Changes the floating-point tensors of message ``i`` of activations or gradients by ``change(new, last)``."""
+    last = {}
+
+    def recv(original, own, at):
+        found = original(own, at)
+        before, last[id(own)] = last.get(id(own), found), found
+        if what not in own._what or at != i:
+            return found
+        changed = zip(found, before, strict=True)
+        return tuple(change(t, b) if t.is_floating_point() else t for t, b in changed)
+
+    return lambda patches: patches.wrap(p2p.RecvQueue, "recv", recv)
+
+
+MESSAGE_FAULTS = {
+    "stale": lambda tensor, before: before,
+    "rounded": lambda tensor, before: tensor.bfloat16().to(tensor.dtype),
+    "swapped": lambda tensor, before: tensor.flip(0),
+    "half": lambda tensor, before: torch.cat([tensor[:1], torch.zeros_like(tensor[1:])]),
+}
+
+
+def parameter_skipped(layer, name):
+    def update(original, own, *args):
+        parameter = own._trainable.get((layer, name))
+        kept = None if parameter is None else parameter.detach().clone()
+        found = original(own, *args)
+        if kept is not None:
+            parameter.data.copy_(kept)
+        return found
+
+    return lambda patches: patches.wrap(stage_optimizer.StageOptimizer, "update", update)
+
+
+def replica_lost(layer, i):
+    """Replica 1 hands over its gradients before those of a micro-batch are in them."""
+
+    def reduce(patches):
+        def backward(original, own, micro_batch, gradients):
+            before = {key: None if p.grad is None else p.grad.clone() for key, p in own.named_parameters().items()}
+            found = original(own, micro_batch, gradients)
+            if own.micro_batch == i:
+                for (index, _), parameter in own.named_parameters().items():
+                    if index == layer:
+                        parameter.grad = before[index, _]
+            return found
+
+        patches.wrap(stage.Stage, "backward", backward)
+
+    return reduce
+
+
+def all_faults():
+    """Yields (name, what plants it, what must be named)."""
+    for layer in range(LAYERS):
+        for i in (0, 2):
+            yield f"output of layer {layer}, {i}", output_off(layer, i), rf"layer {layer} .*, micro-batch {i}, output"
+            yield f"seed of layer {layer}, {i}", other_seed(layer, i), rf"layer {layer} .*micro-batch {i}, random state"
+        yield f"initial weights of layer {layer}", other_initial(layer), rf"layer {layer} .*, initial"
+    for layer in range(1, LAYERS):
+        for i in (1, 3):
+            found = rf"layer {layer} .*, micro-batch {i}, gradient of input 0"
+            yield f"input gradient of layer {layer}, {i}", input_gradient_off(layer, i), found
+        found = rf"layer {layer} .*, whole gradient of"
+        yield f"weight gradient of layer {layer} twice", gradient_twice(layer, 1), found
+        yield f"weight gradient of layer {layer} in bf16", summed_in_bf16(layer), found
+    for layer in range(1, 5):
+        yield f"mask of layer {layer}", mask_ignored(layer), rf"layer {layer} .*, micro-batch 0, output 0"
+    yield "seed in the second step", other_seed(1, 0, 1), r"step 2, layer 1 .*, micro-batch 0, random state"
+    for i in range(MICRO_BATCHES):
+        yield f"ids {i}", ids_off_by_one(i), rf"layer 0 .*, micro-batch {i}, output 0"
+        yield f"targets {i}", targets_shifted(i), rf"layer 5 .*, micro-batch {i}, loss"
+        yield f"loss gradient {i}", loss_gradient_off(i), rf"layer 5 .*, micro-batch {i}, gradient of"
+        for first in (0, 3):
+            yield f"stage of layer {first} drops {i}", dropped(first, i), rf"layer {first} .*, whole gradient of"
+        for name, change in MESSAGE_FAULTS.items():
+            if name == "stale" and i == 0:
+                continue
+            found = rf"layer 3 .*, micro-batch {i}, output 0"
+            yield f"{name} activations {i}", message_off("activations", i, change), found
+            found = rf"layer 2 .*, micro-batch {i}, gradient of"
+            yield f"{name} gradients {i}", message_off("gradients", i, change), found
+    for layer, name in PARAMETERS:
+        yield f"{layer}.{name} not updated", parameter_skipped(layer, name), rf"layer {layer} .*, updated {name}"
+    yield "copies not summed", copies_not_summed, "layer 0 .*, whole gradient of table"
+    yield "gradients kept", gradients_kept, "step 2, layer 0 .*, whole gradient of"
+    yield "late learning rate", late_learning_rate, "layer 0 .*, updated"
+    yield "not clipped", not_clipped, "layer 0 .*, updated"
+
+
+FAULTS = {name: (plant, found) for name, plant, found in all_faults()}
+OF_REPLICAS = {
+    "sum instead of mean": (sum_instead_of_mean, "layer 0 .*, whole gradient of"),
+    **{
+        f"gradients of layer {layer} without {i}": (replica_lost(layer, i), rf"layer {layer} .*, whole gradient of")
+        for layer in (1, 4)
+        for i in (1, 3)
+    },
+}
+
+
+IN_ONE_COPY = {"weight gradient of layer 3 twice", "weight gradient of layer 3 in bf16"}
+"""Faults in one copy of a tied parameter: the sum of all differs, so each of them may be the wrong one."""
+
+
+def record(rank, world, rendezvous, folder, names):
+    """Trains once for each fault."""
+    join(rank, world, rendezvous)
+    for number, name in enumerate(names):
+        shape, plant = ((2, 1), FAULTS[name][0]) if name in FAULTS else ((1, 2), OF_REPLICAS[name][0])
+        with Patches() as patches:
+            plant(patches)
+            trained(rank, *shape, STEPS, schedule_config=IN_ORDER, optimizer="adamw", fingerprints=folder / str(number))
+
+
+def record_right(rank, world, rendezvous, folder, cases):
+    join(rank, world, rendezvous)
+    for name, shape, schedule_config, keywords in cases:
+        trained(rank, *shape, schedule_config=schedule_config, fingerprints=folder / name, **keywords)
+
+
+def test_nearly_all_planted_faults_are_named_where_they_are(tmp_path):
+    keywords = {"until": STEPS, "optimizer": "adamw"}
+    run_processes(record_right, 1, tmp_path, [("alone", (1, 1), IN_ORDER, keywords)])
+    alone = RunFingerprints.read(tmp_path / "alone")
+    names = [*FAULTS, *OF_REPLICAS]
+    run_processes(record, 2, tmp_path, names)
+    missed = {}
+    for number, name in enumerate(names):
+        comparison = compare(alone, RunFingerprints.read(tmp_path / str(number)), "fp32")
+        text = "\n".join(comparison.lines())
+        (first,) = re.findall("the first that .*:\n(.*)", text) or [text]
+        if comparison.is_explained or not re.search({**FAULTS, **OF_REPLICAS}[name][1], first):
+            missed[name] = text
+    assert len(names) > 120
+    assert missed.keys() == IN_ONE_COPY, missed
+    for name in IN_ONE_COPY:
+        assert r"layer 0 (Enter), whole gradient of table, with its copies of layer 3" in missed[name]
+
+
+SCHEDULES = (
+    *[("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("zero_bubble", 2), ("interleaved", 2), ("interleaved", 3)],
+    *[("zbv", 2), ("v_half", 2), ("v_min", 2)],
+)
+FROZEN = ("nothing", "the first layer", "the last layers", "weights", "the tied parameter")
+
+
+def draw(seed):
+    """Returns a right pipeline: (name, (K, R), schedule, keywords of what is trained)."""
+    rng = random.Random(seed)
+    shape = rng.choice([(2, 1), (2, 1), (2, 1), (1, 2), (1, 1)])
+    name, virtual_stages = rng.choice(SCHEDULES) if shape[0] == 2 else rng.choice(SCHEDULES[:3])
+    graphs = rng.choice([0, 1, 2, UNLIMITED])
+    what = {
+        "until": 2, "optimizer": rng.choice(["adamw", "sgd", "rmsprop"]), "total": rng.choice([4, 8]),
+        "frozen": FREEZES[rng.choice(FROZEN)],
+    }  # fmt: skip
+    return str(seed), shape, ScheduleConfig(name, (graphs,), virtual_stages), what
+
+
+def test_no_right_pipeline_is_an_alarm(tmp_path):
+    drawn = [draw(seed) for seed in range(PIPELINES)]
+    truths = {repr(what): what for _, _, _, what in drawn}
+    alone = {key: f"alone {number}" for number, key in enumerate(truths)}
+    run_processes(record_right, 1, tmp_path, [(alone[key], (1, 1), IN_ORDER, what) for key, what in truths.items()])
+    for workers in (1, 2):
+        cases = [case for case in drawn if case[1][0] * case[1][1] == workers]
+        run_processes(record_right, workers, tmp_path, cases, deadline_s=1500.0)
+    alarms, equal = {}, 0
+    expected = {key: RunFingerprints.read(tmp_path / name) for key, name in alone.items()}
+    for name, shape, schedule_config, what in drawn:
+        found = compare(expected[repr(what)], RunFingerprints.read(tmp_path / name), "fp32")
+        equal += not found.differences
+        if not found.is_explained:
+            alarms[name, shape, schedule_config.schedule] = list(found.lines())
+    assert not alarms
+    assert equal > PIPELINES / 4, "the others add up in another order"
