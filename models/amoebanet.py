@@ -14,52 +14,40 @@ one as its input, the one before as a skip, by name (``pops``, ``stashes``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from models import resnet
+from models.shape import NUMBERS, Share
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=NUMBERS)
 class AmoebaNetShape:
-    """The numbers that define one AmoebaNet-D.
+    """The numbers that define one AmoebaNet-D."""
 
-    Raises ValueError, naming the field, for an impossible number.
-    """
-
-    layers: int
+    layers: Annotated[int, Field(ge=3, multiple_of=3)]
     """L: normal cells, in three equal groups."""
-    filters: int
+    filters: Annotated[int, Field(ge=4, multiple_of=4)]
     """D: filters of the first group; a multiple of 4."""
-    classes: int = 1000
+    classes: Annotated[int, Field(ge=2)] = 1000
     """Classes of the image set."""
-    channels: int = 3
-    """Color channels of an image."""
-    stem: str = "photographs"
+    channels: Annotated[int, Field(ge=1)] = 3
+    """Color channels."""
+    stem: Literal["photographs", "small"] = "photographs"
     """photographs divides height and width by 8 first, small does not."""
-    label_smoothing: float = 0.1
+    label_smoothing: Share = 0.1
     """Probability spread over all classes in the training loss."""
-    norm_decay: float = 0.9997
+    norm_decay: Share = 0.9997
     """Decay of BatchNorm's moving averages."""
 
     def __post_init__(self) -> None:
-        if self.layers < 3 or self.layers % 3:
-            raise ValueError(f"layers must be three equal groups: 3, 6, 9, ..., not {self.layers}")
-        least = 8 if self.stem == "photographs" else 4
-        if self.filters < least or self.filters % 4:
-            raise ValueError(f"filters must be a multiple of 4, and {least} at least, not {self.filters}")
-        for name, fewest in (("classes", 2), ("channels", 1)):
-            if getattr(self, name) < fewest:
-                raise ValueError(f"{name} must be at least {fewest}, not {getattr(self, name)}")
-        if self.stem not in ("photographs", "small"):
-            raise ValueError(f"stem must be photographs or small, not {self.stem}")
-        for name in ("label_smoothing", "norm_decay"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        if self.stem == "photographs" and self.filters < 8:
+            raise ValueError(f"filters must be 8 at least with this stem, not {self.filters}")
 
     @property
     def list_length(self) -> int:
@@ -96,8 +84,7 @@ def layers(shape: AmoebaNetShape) -> list[nn.Module]:
     return [*made, Classifier(previous.width, shape.classes)]
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """An input of a cell: its channels, and whether the cell that computed it halved the size."""
 
     width: int

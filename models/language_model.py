@@ -15,49 +15,44 @@ are not padding (id 0). The label of a position is the next id; the code that ma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch.nn.functional as F
 from annotated_types import Unit
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from models.blocks import FeedForward, SelfAttention, reset_linear
 from models.chunked_loss import ChunkedHead, linear_cross_entropy
 from models.embedding import TokenEmbedding
-from models.shape import check_numbers, output_scale
+from models.shape import NUMBERS, Count, Even, Scale, Share, output_scale
 from suite.decoding.kv_cache import LayerCache
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=NUMBERS)
 class LanguageModelShape:
-    """A Transformer-L; the defaults are the paper's (section 3), which names no dropout.
+    """A Transformer-L; the defaults are the paper's (section 3), which names no dropout."""
 
-    Raises ValueError, naming the field, for an impossible number.
-    """
-
-    layers: int
+    layers: Count
     """L: blocks."""
-    width: int = 2048
+    width: Even = 2048
     """Width of the model."""
-    feed_forward: int = 8192
+    feed_forward: Count = 8192
     """Width of the feed-forward layers."""
-    heads: int = 32
+    heads: Count = 32
     """Attention heads, which divide the width."""
-    vocabulary: Annotated[int, Unit("tokens")] = 32_000
-    """Size of the vocabulary; follows text.vocabulary."""
-    time: Annotated[int, Unit("tokens")] = 1024
+    vocabulary: Annotated[Count, Unit("tokens")] = 32_000
+    """Follows text.vocabulary."""
+    time: Annotated[Count, Unit("tokens")] = 1024
     """Follows text.length."""
-    dropout: float = 0.0
+    dropout: Share = 0.0
     """Dropout probability."""
-    residual_scale: float | None = None
+    residual_scale: Scale = None
     """Output matrices of blocks start and learn times this / (2 x layers); none: they start divided by model.layers."""
 
     def __post_init__(self) -> None:
-        counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "time")
-        check_numbers(self, counts, shares=("dropout",))
         if self.width % self.heads:
             raise ValueError(f"heads must divide the width, {self.width}, evenly, which {self.heads} does not")
 

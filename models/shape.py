@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 from annotated_types import Unit
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
 
 PADDING = 0
 """Token id that fills the right end of rows; no token attends to it, and it is never scored."""
 
-LARGEST = 1_000_000
-"""Of each number of a shape."""
+NUMBERS = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+"""A shape checks its numbers when it is made, and raises ValueError naming the field."""
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Three of them multiplied are still a size that torch knows."""
+
+Even = Annotated[Count, Field(multiple_of=2)]
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+Scale = Annotated[float | None, Field(ge=1e-6, le=1e6)]
+"""These bounds give its square a finite inverse, the factor of a decay."""
 
 BEGIN, END = 2, 3
 """Token ids before each target sentence and after each source sentence. They separate the sentences of a packed row."""
@@ -53,66 +63,40 @@ def output_scale(shape: BlockShape) -> float | None:
     return None if shape.residual_scale is None else shape.residual_scale / (2 * shape.layers)
 
 
-def check_numbers(shape: BlockShape, counts: Iterable[str], shares: Iterable[str]) -> None:
-    """Raises ValueError, naming the field, for a count below 1 or above a million (three of them multiplied are still
-    a size that torch knows), an odd width, a share outside [0, 1), or a residual scale outside [1e-6, 1e6]."""
-    for name in counts:
-        if getattr(shape, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(shape, name)}")
-        if getattr(shape, name) > LARGEST:
-            raise ValueError(f"{name} must be at most {LARGEST:,}, not {getattr(shape, name)}")
-    if shape.width % 2:
-        raise ValueError(f"width must be even, half of it sines and half cosines, not {shape.width}")
-    for name in shares:
-        if not 0 <= getattr(shape, name) < 1:
-            raise ValueError(f"{name} must be at least 0 and below 1, not {getattr(shape, name)}")
-    # these bounds give its square a finite inverse, the factor of a decay
-    if shape.residual_scale is not None and not 1e-6 <= shape.residual_scale <= 1e6:
-        raise ValueError(
-            f"residual_scale must be from 1e-6 to 1e6, or none for the paper's start, not {shape.residual_scale}"
-        )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=NUMBERS)
 class TransformerShape:
     """An encoder-decoder Transformer T(L, H, A).
 
     ``layers`` (L) is the number of encoder layers and also the number of decoder layers, so T(64, ...) is the paper's
     128-layer model. The attention width is ``head_width * heads`` whatever ``width`` is: the only reading of the paper
     that gives its 3B and 6B.
-
-    Raises ValueError, naming the field, for an impossible number.
     """
 
-    layers: int
+    layers: Count
     """L: encoder layers, and as many decoder layers."""
-    width: int
+    width: Even
     """Width of the residual stream; even."""
-    feed_forward: int
+    feed_forward: Count
     """H: hidden width of a feed-forward block."""
-    heads: int
+    heads: Count
     """A: attention heads."""
-    vocabulary: Annotated[int, Unit("tokens")]
-    """Size of the vocabulary; follows text.vocabulary."""
-    head_width: int = 64
+    vocabulary: Annotated[Count, Unit("tokens")]
+    """Follows text.vocabulary."""
+    head_width: Count = 64
     """Width of an attention head."""
-    dropout: float = 0.1
+    dropout: Share = 0.1
     """Dropout probability."""
-    label_smoothing: float = 0.1
+    label_smoothing: Share = 0.1
     """Probability spread over the vocabulary in the training loss."""
-    logit_clip: float | None = 30.0
+    logit_clip: Annotated[float | None, Field(gt=0)] = 30.0
     """Bound of the logits' magnitude."""
     depth_scaled_init: bool = True
     """Whether feed-forward output matrices start divided by model.layers."""
-    residual_scale: float | None = None
+    residual_scale: Scale = None
     """Output matrices of blocks start and learn times this / (2 x layers); none: as depth_scaled_init says
     (docs/depth.md)."""
 
     def __post_init__(self) -> None:
-        counts = ("layers", "width", "feed_forward", "heads", "vocabulary", "head_width")
-        check_numbers(self, counts, shares=("dropout", "label_smoothing"))
-        if self.logit_clip is not None and not self.logit_clip > 0:
-            raise ValueError(f"logit_clip must be above 0, or none for no bound, not {self.logit_clip}")
         if self.residual_scale is not None and not self.depth_scaled_init:
             raise ValueError(
                 f"depth_scaled_init=false has no effect with residual_scale={self.residual_scale:g}; set "

@@ -39,11 +39,11 @@ class PipelineSettings(FrozenRecord):
     stages: int = Field(1, ge=1)
     """K: pipeline stages, each on one device."""
     micro_batches: MicroBatches = Field(4, ge=AUTO)
-    """M: accumulated micro-batches of a replica's mini-batch, also with one stage; auto, or 0: the plan chooses."""
+    """M: accumulated micro-batches of a replica's mini-batch, also with one stage; auto: the plan chooses."""
     replicas: int = Field(1, ge=1)
     """R: data-parallel copies of the whole pipeline."""
     schedule: ScheduleName = "fill_drain"
-    """fill_drain is the paper's, auto the fastest that fits. A path ending with .csv reads your own, then called csv
+    """fill_drain is the paper's, auto the fastest that fits. A path ending with .csv reads your own
     (docs/planning.md)."""
     schedule_rows: tuple[str, ...] | None = None
     """Actions of a schedule from a file, set with pipeline.schedule."""
@@ -79,7 +79,7 @@ class OptimizerSettings(FrozenRecord):
     lr_decay_factor: float = Field(0.97, gt=0, le=1)
     """Factor of exponential decay."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Bound of the gradient norm over all stages; none: no clipping."""
+    """Bound of the gradient norm over all stages."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -170,13 +170,13 @@ class LoopSettings(FrozenRecord):
     validate_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval of validations; none: only at the end. The best one's checkpoint is kept."""
     patience: Annotated[int | None, Unit("validations")] = Field(None, ge=1)
-    """Validations in a row without improvement that end the run; none: no limit."""
+    """Validations in a row without improvement that end the run."""
     log_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval of printed lines without a terminal; none: a tenth of the run."""
     profile_steps: str | None = None
     """Steps that torch.profiler records, such as 20 or 20-23, counted from 1."""
     layer_stats_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
-    """Interval of records of each layer's gradient norm, kurtosis, size and update; none: no records."""
+    """Interval of records of each layer's gradient norm, kurtosis, size and update."""
     fingerprint_steps: Annotated[int, Unit("steps")] = Field(0, ge=0)
     """First steps after a start of which all layers' tensors are recorded for `gpipe diff` (docs/diff.md)."""
     threads: int | None = Field(None, ge=1)
@@ -211,8 +211,7 @@ class ImageSettings(FrozenRecord):
     """Which images, and how they are resized and augmented."""
 
     source: str = "fashion"
-    """fashion, mnist, digits, a folder in MNIST's layout or with a folder for each class (docs/own-data.md), or a set
-    on the Hugging Face hub."""
+    """fashion, mnist, digits, a folder of your own (docs/own-data.md), or a set on the Hugging Face hub."""
     size: Annotated[int, Unit("pixels")] = Field(28, ge=4)
     """Height and width of the model's input."""
     fit: Literal["exact", "resize"] = "exact"
@@ -255,4 +254,4 @@ class TrackingSettings(FrozenRecord):
     project: str = "gpipe-suite"
     """Project in wandb."""
     tensorboard: bool = False
-    """Whether metrics also go to event files, for tensorboard --logdir runs."""
+    """Whether metrics go to event files."""

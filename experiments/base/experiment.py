@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,7 +20,7 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.data_source import DataSource
 from experiments.base.setting_faults import contradictions
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError
 from suite.log import Log
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import Sample
@@ -31,21 +30,6 @@ from suite.training.trackers import Tracker
 from suite.training.validation import Criterion
 
 Scale = Literal["paper", "gpu", "laptop", "slice", "tiny"]
-
-
-def checked_shape(kind: type) -> Any:
-    """Returns a validator that checks a model shape's types, also of one made in code, and rejects unknown fields."""
-    known = [field.name for field in fields(kind)]
-
-    def check(value: Any) -> Any:
-        if isinstance(value, kind):
-            return asdict(value)  # type: ignore[call-overload]
-        for name in value if isinstance(value, dict) else ():
-            if name not in known:
-                raise ValueError(f"unknown field {name}; {nearest(name, known)}")
-        return value
-
-    return check
 
 
 FORMAT = 3
@@ -77,7 +61,7 @@ class Experiment(FrozenRecord):
     train: LoopSettings
     tracking: TrackingSettings = TrackingSettings()
     trace: bool = False
-    """Whether all steps' actions are recorded, not the first few alone."""
+    """Whether all steps' actions are recorded, not a few."""
     shrunk: tuple[str, ...] = ()
 
     _prepared: Path | None = PrivateAttr(default=None)

@@ -7,7 +7,6 @@ import shlex
 import types
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import is_dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -99,7 +98,7 @@ OTHER_VALUES = {
 
 _POWER_OF_TEN = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?[eE]\+?[0-9]{1,2}")
 
-_BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "{} or less", "lt": "less than {}"}
+_BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "below {}"}
 """Pydantic's names of a number's bounds, and the bounds in words."""
 
 
@@ -110,10 +109,9 @@ def paths(record: type[BaseModel]) -> dict[str, Any]:
         kind = field.annotation
         if kind is bool:
             found[section] = bool
-        elif isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
+        elif fields := getattr(kind, "__pydantic_fields__", None):  # of a record, or of a model's shape
             hints = get_type_hints(kind, include_extras=True)
-            names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
-            found |= {f"{section}.{name}": _without_unit(hints[name]) for name in names}
+            found |= {f"{section}.{name}": _without_unit(hints[name]) for name in fields}
     return found
 
 
@@ -181,19 +179,17 @@ def describe(kind: Any, limits: Iterable[str] = ()) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
         if str in get_args(kind):
-            return "names joined by commas, such as de,fr"
-        return "integers joined by commas, such as 10,12"
+            return "names, such as de,fr"
+        return "integers, such as 10,12"
     return ", ".join([_KINDS.get(kind, str(kind)), *limits])
 
 
 def bounds(metadata: Iterable[Any]) -> list[str]:
     """Returns the bounds among a pydantic field's constraints, in words."""
-    return [
-        words.format(getattr(constraint, bound))
-        for constraint in metadata
-        for bound, words in _BOUNDS.items()
-        if hasattr(constraint, bound)
-    ]
+    limits = {bound: getattr(each, bound) for each in metadata for bound in _BOUNDS if hasattr(each, bound)}
+    if limits.keys() >= {"ge", "le"}:
+        return ["{ge} to {le}".format(**limits)]
+    return [_BOUNDS[bound].format(limit) for bound, limit in limits.items()]
 
 
 def as_typed(value: Any) -> str:
@@ -212,7 +208,7 @@ def as_setting_error(fault: ValidationError, record: type[BaseModel]) -> Setting
 def _sentence(error: Any, known: dict[str, Any]) -> str:
     path = ".".join([str(part) for part in error["loc"]][:2])
     why = error["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
-    if error["type"] == "extra_forbidden":
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # the second: of a shape
         return _unknown(path, known)
     if error["type"] == "missing":
         return f"{path} is missing; give it a value"

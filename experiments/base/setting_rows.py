@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import MISSING
-from itertools import pairwise
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from annotated_types import Unit
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from experiments.base import overrides
 from suite.paths import hide_secrets
@@ -50,33 +46,11 @@ def _value(sections: dict[str, Any], path: str) -> Any:
 def _describe(record: type[BaseModel], path: str, kind: Any) -> Setting:
     section, _, name = path.rpartition(".")
     owner: Any = record.model_fields[section].annotation if section else record
-    hint = get_type_hints(owner, include_extras=True)[name]
-    if issubclass(owner, BaseModel):
-        field = owner.model_fields[name]
-        required, default, limits = field.is_required(), field.default, overrides.bounds(field.metadata)
-        description = field.description or ""
-    else:
-        default = owner.__dataclass_fields__[name].default
-        required, limits = default is MISSING, []
-        description = _attribute_docstrings(owner)[name]
+    field: FieldInfo = owner.__pydantic_fields__[name]
     return Setting(
         path,
-        re.sub("^an? ", "", overrides.describe(kind, limits)),
-        REQUIRED if required else overrides.as_typed(default),
-        next((extra.unit for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Unit)), ""),
-        " ".join(description.split()),
+        re.sub("^an? ", "", overrides.describe(kind, overrides.bounds(field.metadata))),
+        REQUIRED if field.is_required() else overrides.as_typed(field.default),
+        next((extra.unit for extra in field.metadata if isinstance(extra, Unit)), ""),
+        " ".join((field.description or "").split()),
     )
-
-
-def _attribute_docstrings(kind: type) -> dict[str, str]:
-    """Returns the docstring below each field of a dataclass; pydantic reads only those of its own records."""
-    (definition,) = ast.parse(inspect.getsource(kind)).body
-    return dict(_documented(definition))
-
-
-def _documented(definition: ast.stmt) -> Iterator[tuple[str, str]]:
-    assert isinstance(definition, ast.ClassDef)
-    for statement, following in pairwise(definition.body):
-        match statement, following:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                yield name, text

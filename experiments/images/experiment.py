@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import BeforeValidator
 from torch import nn
 
 from experiments.base.cluster import Cluster
-from experiments.base.experiment import Experiment, checked_shape
+from experiments.base.experiment import Experiment
 from experiments.base.shrink import with_changes
 from experiments.base.workload import sample_shapes, update_key
 from experiments.images.scales import small_run
@@ -37,7 +36,7 @@ class ImageExperiment(Experiment):
     new_last_layer: ClassVar[bool] = True
 
     task: Literal["classification"] = "classification"
-    model: Annotated[AmoebaNetShape, BeforeValidator(checked_shape(AmoebaNetShape))]
+    model: AmoebaNetShape
     images: ImageSettings
     train: ImageTrainSettings
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BeforeValidator
 from torch import nn
 
 from experiments.base.cluster import Cluster
-from experiments.base.experiment import Experiment, checked_shape
+from experiments.base.experiment import Experiment
 from experiments.base.shrink import with_changes
 from experiments.base.workload import random_ids, sample_shapes, update_key
 from experiments.language_model.scales import small_run
@@ -39,7 +38,7 @@ class LanguageModelExperiment(Experiment):
     unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
 
     task: Literal["language_model"] = "language_model"
-    model: Annotated[LanguageModelShape, BeforeValidator(checked_shape(LanguageModelShape))]
+    model: LanguageModelShape
     text: DocumentSettings
     train: DocumentTrainSettings
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BeforeValidator
 from torch import nn
 
 from experiments.base.cluster import Cluster
-from experiments.base.experiment import Experiment, checked_shape
+from experiments.base.experiment import Experiment
 from experiments.base.workload import sample_shapes, update_key
 from experiments.translation.sample import from_text, longest_rows, validation_pairs
 from experiments.translation.scales import LAPTOP, SLICE, shrunk_by
@@ -39,7 +38,7 @@ class TranslationExperiment(Experiment):
     unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
 
     task: Literal["translation"] = "translation"
-    model: Annotated[TransformerShape, BeforeValidator(checked_shape(TransformerShape))]
+    model: TransformerShape
     text: TextSettings
     train: TrainSettings
 

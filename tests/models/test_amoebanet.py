@@ -63,13 +63,14 @@ def test_fresh_weights_keep_the_signals_size():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"layers": 4}, "layers must be three equal groups"),
-        ({"layers": 0}, "layers must be three equal groups"),
-        ({"filters": 6}, "filters must be a multiple of 4, and 8 at least, not 6"),
-        ({"classes": 1}, "classes must be at least 2"),
-        ({"channels": 0}, "channels must be at least 1"),
-        ({"stem": "large"}, "stem must be photographs or small, not large"),
-        ({"norm_decay": 1.0}, "norm_decay must be at least 0 and below 1"),
+        ({"layers": 4}, "layers\n.* multiple of 3 "),
+        ({"layers": 0}, "layers\n.* greater than or equal to 3 "),
+        ({"filters": 6}, "filters\n.* multiple of 4 "),
+        ({"filters": 4}, "filters must be 8 at least with this stem, not 4"),
+        ({"classes": 1}, "classes\n.* greater than or equal to 2 "),
+        ({"channels": 0}, "channels\n.* greater than or equal to 1 "),
+        ({"stem": "large"}, "stem\n.* 'photographs' or 'small' "),
+        ({"norm_decay": 1.0}, "norm_decay\n.* less than 1 "),
     ],
 )
 def test_numbers_no_model_can_have_are_named(wrong, message):

@@ -117,7 +117,7 @@ def test_without_it_no_parameter_has_a_rate_of_its_own() -> None:
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1e-200, 1e200, math.inf, math.nan])
 def test_a_scale_without_a_finite_factor_of_the_decay_is_refused(scale: float) -> None:
     for name in ("t128_6b", "transformer_13"):
-        with pytest.raises(ValueError, match="residual_scale must be from 1e-6 to 1e6"):
+        with pytest.raises(ValueError, match="residual_scale\n  Input should be"):
             replace(find(name).model, residual_scale=scale)
     for kept in (1e-6, 1e6):
         run = find("t128_6b").with_settings(f"model.residual_scale={kept} optimizer.name=rmsprop")

@@ -20,7 +20,7 @@ def test_every_setting_has_a_description_of_sentences(record):
 def test_type_default_bounds_and_unit_come_from_the_field():
     rows = {row.name: row for record in RECORDS for row in describe_settings(record)}
     assert rows["train.steps"] == Setting("train.steps", "integer, 1 or more", "100", "steps", "Length of the run.")
-    assert rows["optimizer.lr_decay_factor"].type == "number, more than 0, 1 or less"
+    assert rows["optimizer.lr_decay_factor"].type == "number, above 0, 1 or less"
     assert rows["train.layer_stats_every"][1:4] == ("integer, 1 or more, or none", "none", "steps")
     assert rows["train.device_timeout_s"].unit == "seconds"
     assert rows["model.layers"].default == "required"
@@ -32,10 +32,10 @@ def test_the_fields_of_a_dataclass_are_described_by_their_docstrings():
     row = {row.name: row for row in describe_settings(TASKS["translation"])}["model.vocabulary"]
     assert row == (
         "model.vocabulary",
-        "integer",
+        "integer, 1 to 1000000",
         "required",
         "tokens",
-        "Size of the vocabulary; follows text.vocabulary.",
+        "Follows text.vocabulary.",
     )
 
 

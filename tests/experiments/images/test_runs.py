@@ -111,9 +111,9 @@ def test_batchnorm_needs_two_values_per_channel() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("model.layers=4", "layers must be three equal groups"),
-        ("model.filters=30", "filters must be a multiple of 4"),
-        ("model.stem=large", "stem must be photographs or small"),
+        ("model.layers=4", "model.layers takes an integer; .* it should be a multiple of 3"),
+        ("model.filters=30", "model.filters takes an integer; .* it should be a multiple of 4"),
+        ("model.stem=large", "model.stem takes one of photographs, small"),
         ("images.crop=corner", "images.crop takes one of none, random_shift, random_resized_crop"),
         ("images.sorce=x", "images.sorce is not a setting; did you mean images.source"),
         ("text.corpus=django", "text.corpus is not a setting"),
@@ -139,7 +139,7 @@ def test_any_amoebanet_is_planned_by_name() -> None:
 def test_other_names_are_not_amoebanets() -> None:
     assert find_amoebanet("amoebanet_18", 4) is None
     assert find_amoebanet("amoebanet_fashion", 4) is None
-    with pytest.raises(SettingError, match="layers must be three equal groups"):
+    with pytest.raises(SettingError, match="model.layers takes an integer; it was given 17: it should be a multiple of 3"):
         find_amoebanet("amoebanet_17x208", 4)
 
 
