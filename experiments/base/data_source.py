@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -40,13 +40,17 @@ class DataSource(Protocol):
 
         Raises DataError when it certainly is.
         """
+        return ""
 
     def baselines(self, held_out: HeldOut) -> dict[str, float]:
         """Returns scores without the model on the held-out mini-batches, by name, the one to beat first; empty if the
         data has none. Call it on the last stage only."""
+        return {}
 
     def bytes_per_unit(self, held_out: HeldOut) -> float | None:
-        """Returns the bytes of text of a held-out token; None if units are no text. Call it on the last stage only."""
+        """Returns the bytes of text of a held-out token; None if units are no text of one script. Call it on the last
+        stage only."""
+        return None
 
 
 class Batches(Protocol):
@@ -55,33 +59,50 @@ class Batches(Protocol):
     def batch(self, step: int, replica: int, inputs: bool, targets: bool) -> MiniBatch:
         """Returns a replica's share of a step, with or without its inputs and its targets."""
 
+    def held_out(self, inputs: bool, targets: bool) -> Sequence[MiniBatch]:
+        """Returns the held-out mini-batches."""
 
-class PreparedSource:
-    """Prepared data, read on the first and the last stage."""
+
+class PreparedSource(DataSource):
+    """Prepared data, read on the first and the last stage: inputs on the first, targets on the last."""
 
     is_thread_safe, has_held_out = True, True
+    by_group: ClassVar[bool] = False
+    """Whether held-out micro-batches are of groups."""
     _coord: RankCoord
     _batches: Batches | None = None
 
     def batch(self, step: int) -> MiniBatch | None:
-        """Inputs on the first stage, targets on the last."""
         coord = self._coord
         if self._batches is None:
             return None
         return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
 
+    def held_out(self) -> HeldOut:
+        coord = self._coord
+        own = self._batches.held_out(coord.is_first, coord.is_last) if self._batches is not None else None
+        return held_out_on_all(own, self.by_group)
+
+
+class TokenSource(PreparedSource):
+    """Tokenized text. A checkpoint has the digest of its vocabulary."""
+
+    _vocabulary: str | None = None
+
+    def notes(self) -> dict[str, Any]:
+        return {"vocabulary": self._vocabulary}
+
+    def check(self, notes: dict[str, Any]) -> str:
+        if notes and self._vocabulary not in (None, notes.get("vocabulary")):
+            raise DataError(
+                "the checkpoint was trained with a different vocabulary than the prepared text, so its ids would stand "
+                "for other words; restore the cache that it was trained with, or start a new run without it"
+            )
+        return ""
+
 
 def labels(held_out: HeldOut) -> Iterator[Tensor]:
     return (target for batch in held_out.batches if batch for (target,) in batch.targets)
-
-
-def check_vocabulary(notes: dict[str, Any], vocabulary: str | None) -> None:
-    """Raises DataError if a checkpoint has another vocabulary than the prepared text."""
-    if notes and vocabulary not in (None, notes.get("vocabulary")):
-        raise DataError(
-            "the checkpoint was trained with a different vocabulary than the prepared text, so its ids would stand "
-            "for other words; restore the cache that it was trained with, or start a new run without it"
-        )
 
 
 def held_out_on_all(batches: Sequence[MiniBatch] | None, by_group: bool = False) -> HeldOut:

@@ -50,6 +50,8 @@ class Experiment(FrozenRecord):
     """What decides which validation is the best."""
     unchangeable: ClassVar[tuple[str, ...]]
     """Sections that a resumed run cannot change: the model and the data."""
+    data_setting: ClassVar[str]
+    """The one that names the text or image set, of tasks whose data may be replaced by other data."""
     new_last_layer: ClassVar[bool] = False
     """Whether ``train.init_from`` leaves the last layer out even where its shapes are equal."""
 
@@ -99,9 +101,9 @@ class Experiment(FrozenRecord):
     def data(self) -> str:
         """The name of the text or image set."""
 
-    @abstractmethod
     def with_data(self, name: str) -> Self:
         """Returns a copy on another text or image set."""
+        return self.with_settings([f"{self.data_setting}={name}"])
 
     @abstractmethod
     def build(self) -> tuple[list[nn.Module], nn.Module]:
@@ -113,9 +115,9 @@ class Experiment(FrozenRecord):
         """Rows that a step has at least; suggested plans have no more micro-batches."""
 
     @property
-    @abstractmethod
     def max_rows(self) -> int:
         """Rows that a step has at most, an upper bound of R x M."""
+        return self.min_rows
 
     @abstractmethod
     def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:

@@ -85,9 +85,6 @@ class CustomExperiment(Experiment):
     def data(self) -> str:
         return self.source
 
-    def with_data(self, name: str) -> Self:
-        return self.model_copy(update={"source": name})
-
     def batches(self) -> SpecBatches:
         return SpecBatches(self.spec, self.train.batch_rows, self.train.seed)
 
@@ -102,10 +99,6 @@ class CustomExperiment(Experiment):
     @property
     def min_rows(self) -> int:
         return len(self._first_batch()[0][0])
-
-    @property
-    def max_rows(self) -> int:
-        return self.min_rows
 
     def _first_batch(self) -> tuple[Tensors, Tensors]:
         return first_batch(self.source, self.train.seed, self.train.batch_rows)

@@ -6,7 +6,7 @@ from collections.abc import Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from experiments.base.data_source import held_out_on_all
+from experiments.base.data_source import DataSource, held_out_on_all
 from experiments.custom.loading import digest
 from suite.errors import DataError
 from suite.exchange import gather
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from experiments.custom.experiment import CustomExperiment
 
 
-class CustomSource:
+class CustomSource(DataSource):
     def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
         self._experiment, self._coord, self.is_thread_safe = experiment, coord, experiment.spec.prefetch
         self._batches = experiment.batches() if coord.is_first or coord.is_last else None
@@ -60,10 +60,3 @@ class CustomSource:
         if notes and notes.get("source") != digest(self._experiment.source):
             return f"{self._experiment.source} has changed since this run began; the run continues with what it is now"
         return ""
-
-    def baselines(self, held_out: HeldOut) -> dict[str, float]:
-        """None: what a model without input would score depends on the task."""
-        return {}
-
-    def bytes_per_unit(self, held_out: HeldOut) -> None:
-        """None: the suite does not know the units."""

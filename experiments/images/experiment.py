@@ -33,6 +33,7 @@ class ImageExperiment(Experiment):
     metric_name: ClassVar[str] = "accuracy"
     criterion: ClassVar[Criterion] = Criterion("accuracy", higher_is_better=True)
     unchangeable: ClassVar[tuple[str, ...]] = ("model", "images")
+    data_setting: ClassVar[str] = "images.source"
     new_last_layer: ClassVar[bool] = True
 
     task: Literal["classification"] = "classification"
@@ -56,25 +57,17 @@ class ImageExperiment(Experiment):
 
     @property
     def list_length(self) -> int:
-        """Stem, cells, classifier."""
         return self.model.list_length
 
     @property
     def batch(self) -> int:
-        """Images."""
         return self.train.batch_images
 
     @property
     def data(self) -> str:
-        """The image set."""
         return self.images.source
 
-    def with_data(self, name: str) -> Self:
-        """Returns a copy on another image set."""
-        return self.model_copy(update={"images": self.images.model_copy(update={"source": name})})
-
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Returns AmoebaNet's layers and the loss."""
         with torch.device("meta"):
             return layers(self.model), ClassificationLoss(self.model.label_smoothing)
 
@@ -85,11 +78,9 @@ class ImageExperiment(Experiment):
 
     @property
     def max_rows(self) -> int:
-        """Images."""
         return self.batch
 
     def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        """With fewer images."""
         setting = f"train.batch_images={max(1, int(self.batch * fraction))}"
         return self.with_settings(setting), setting
 
@@ -106,25 +97,19 @@ class ImageExperiment(Experiment):
         return MicroBatch((images,), (torch.randint(0, model.classes, (rows,), generator=generator),))
 
     def key(self) -> str:
-        """The model, the shapes of the sample, and the update."""
         return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
 
     def check_data(self) -> None:
-        """Of the image set."""
         check_source(self.data)
 
     def data_folder(self, cache: Path) -> Path:
-        """By image set and size."""
         return folder_of_images(self.images, cache)
 
     def prepare_data(self, cache: Path, log: Log) -> str:
-        """Resizes the images."""
         return prepare_images(self.images, self.model.channels, self.model.classes, cache, log).info.source
 
     def data_source(self, data: Path, coord: RankCoord) -> ImageSource:
-        """Images and classes."""
         return ImageSource(self, data, coord)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
-        """Fewer filters, small images."""
         return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))

@@ -36,6 +36,7 @@ class LanguageModelExperiment(Experiment):
     metric_name: ClassVar[str] = "nll"
     criterion: ClassVar[Criterion] = Criterion("nll")
     unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
+    data_setting: ClassVar[str] = "text.corpus"
 
     task: Literal["language_model"] = "language_model"
     model: LanguageModelShape
@@ -43,7 +44,6 @@ class LanguageModelExperiment(Experiment):
     train: DocumentTrainSettings
 
     def setting_errors(self) -> list[str]:
-        """The vocabularies and the lengths must agree."""
         pairs = (
             ("text.vocabulary", self.text.vocabulary, "model.vocabulary", self.model.vocabulary),
             ("text.length", self.text.length, "model.time", self.model.time),
@@ -56,30 +56,21 @@ class LanguageModelExperiment(Experiment):
 
     @property
     def list_length(self) -> int:
-        """The blocks, the embedding and the head."""
         return self.model.list_length
 
     @property
     def batch(self) -> int:
-        """Tokens."""
         return self.train.batch_sequences * self.text.length
 
     @property
     def data(self) -> str:
-        """The corpus."""
         return self.text.corpus
 
-    def with_data(self, name: str) -> Self:
-        """Returns a copy on another corpus."""
-        return self.model_copy(update={"text": self.text.model_copy(update={"corpus": name})})
-
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Returns the blocks between embedding and head, and the plain loss."""
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(label_smoothing=0.0)
 
     def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Sets the model's vocabulary and length with the text's."""
         for text, model in FOLLOWS.items():
             if text in given:
                 given.setdefault(model, given[text])
@@ -91,16 +82,9 @@ class LanguageModelExperiment(Experiment):
 
     @property
     def min_rows(self) -> int:
-        """Sequences."""
-        return self.train.batch_sequences
-
-    @property
-    def max_rows(self) -> int:
-        """Sequences."""
         return self.train.batch_sequences
 
     def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        """With fewer sequences."""
         setting = f"train.batch_sequences={max(1, int(self.train.batch_sequences * fraction))}"
         return self.with_settings(setting), setting
 
@@ -112,25 +96,19 @@ class LanguageModelExperiment(Experiment):
         return Sample(micro_batch, micro_batch)
 
     def key(self) -> str:
-        """The shape, the rows of a micro-batch, and the update."""
         return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
 
     def check_data(self) -> None:
-        """Of the documents."""
         check_documents(self.data)
 
     def data_folder(self, cache: Path) -> Path:
-        """By documents, vocabulary and length."""
         return folder_of_documents(self.text, cache)
 
     def prepare_data(self, cache: Path, log: Log) -> str:
-        """Splits and tokenizes the documents."""
         return prepare_documents(self.text, cache, log).corpus
 
     def data_source(self, data: Path, coord: RankCoord) -> DocumentSource:
-        """Rows of tokens."""
         return DocumentSource(self, data, coord)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
-        """Narrow, with at most 128 blocks."""
         return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from experiments.base.data_source import PreparedSource, check_vocabulary, held_out_on_all, labels
+from experiments.base.data_source import TokenSource, labels
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.tokenizer import token_bytes
 from suite.data.documents.tokens import TokenData
@@ -22,43 +22,26 @@ ORDERS = {"trigram": 3, "bigram": 2, "unigram": 1}
 """The n-gram models that a language model is compared with."""
 
 
-class DocumentSource(PreparedSource):
+class DocumentSource(TokenSource):
     """Rows of tokens for the first stage, the same one token later for the last."""
 
+    _data: TokenData
     _batches: RowBatches | None = None
 
     def __init__(self, experiment: LanguageModelExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
-        self._data = TokenData.open(data) if coord.is_first or coord.is_last else None
-        self._vocabulary = self._data.digest if self._data is not None else None
-        if self._data is not None:
+        if coord.is_first or coord.is_last:
+            self._data = TokenData.open(data)
+            self._vocabulary = self._data.digest
             self._batches = RowBatches(
                 self._data, experiment.text, experiment.train, pipeline.replicas, pipeline.micro_batches
             )
 
-    def held_out(self) -> HeldOut:
-        """Rows of the held-out documents."""
-        if self._batches is None:
-            return held_out_on_all(None)
-        return held_out_on_all(self._batches.held_out(self._coord.is_first, self._coord.is_last))
-
-    def notes(self) -> dict[str, Any]:
-        """The vocabulary."""
-        return {"vocabulary": self._vocabulary}
-
     def counts(self) -> dict[str, int]:
-        """Tokens of each split."""
-        assert self._data is not None
         return self._data.counts
-
-    def check(self, notes: dict[str, Any]) -> str:
-        """Compares vocabularies."""
-        check_vocabulary(notes, self._vocabulary)
-        return ""
 
     def baselines(self, held_out: HeldOut) -> dict[str, float]:
         """N-gram models of the training tokens, on the same labels."""
-        assert self._data is not None
         assert self._batches is not None
         rows = self._batches.held_out_ids()
         scores = ngram_nll(self._data.train, rows, len(self._data.tokenizer), ORDERS.values())
@@ -66,6 +49,5 @@ class DocumentSource(PreparedSource):
 
     def bytes_per_unit(self, held_out: HeldOut) -> float:
         """Of the labels; end tokens have none."""
-        assert self._data is not None
         tokens = torch.cat([label.flatten() for label in labels(held_out)])
         return float(token_bytes(self._data.tokenizer)[tokens.numpy()].mean())

@@ -36,6 +36,7 @@ class TranslationExperiment(Experiment):
     metric_name: ClassVar[str] = "nll"
     criterion: ClassVar[Criterion] = Criterion("nll")
     unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
+    data_setting: ClassVar[str] = "text.corpus"
 
     task: Literal["translation"] = "translation"
     model: TransformerShape
@@ -43,7 +44,6 @@ class TranslationExperiment(Experiment):
     train: TrainSettings
 
     def setting_errors(self) -> list[str]:
-        """The vocabularies must agree."""
         if self.model.vocabulary == self.text.vocabulary:
             return []
         return [
@@ -53,30 +53,21 @@ class TranslationExperiment(Experiment):
 
     @property
     def list_length(self) -> int:
-        """Layers of both stacks, two embeddings, and the head."""
         return self.model.list_length
 
     @property
     def batch(self) -> int:
-        """Target tokens."""
         return self.train.batch_tokens
 
     @property
     def data(self) -> str:
-        """The corpus."""
         return self.text.corpus
 
-    def with_data(self, name: str) -> Self:
-        """Returns a copy on another corpus."""
-        return self.model_copy(update={"text": self.text.model_copy(update={"corpus": name})})
-
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Returns the Transformer's layers and its loss."""
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(self.model.label_smoothing)
 
     def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Sets the model's vocabulary with ``text.vocabulary``."""
         if "text.vocabulary" in given:
             given.setdefault("model.vocabulary", given["text.vocabulary"])
         return super().with_derived(given)
@@ -96,20 +87,16 @@ class TranslationExperiment(Experiment):
         return self.train.batch_tokens
 
     def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        """With fewer tokens."""
         setting = f"train.batch_tokens={max(16, int(self.batch * fraction))}"
         return self.with_settings(setting), setting
 
     def sample(self) -> Sample:
-        """From the prepared text, if there is one."""
         return longest_rows(self) if self._prepared is None else from_text(self, self._prepared)
 
     def key(self) -> str:
-        """The model, the shapes of the sample, and the update."""
         return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
 
     def data_errors(self) -> list[str]:
-        """Whether the prepared text has something to validate on."""
         if self._prepared is None:
             return []
         languages = self.text.languages
@@ -124,29 +111,22 @@ class TranslationExperiment(Experiment):
 
     @property
     def sample_note(self) -> str:
-        """Rows of full length."""
         return f"micro-batches of rows of {self.text.max_length} tokens"
 
     def check_data(self) -> None:
-        """Of the corpus."""
         check_corpus(self.data)
 
     def data_folder(self, cache: Path) -> Path:
-        """By corpus, languages, vocabulary and length."""
         return folder_of(self.text, cache)
 
     def prepare_data(self, cache: Path, log: Log) -> str:
-        """Cleans, splits and tokenizes the text."""
         return prepare(self.text, cache, log).corpus
 
     def data_source(self, data: Path, coord: RankCoord) -> TextSource:
-        """Sentence pairs."""
         return TextSource(self, data, coord)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
-        """Narrow, as deep as the paper's."""
         return self if self.scale == "laptop" else shrunk_by(self, LAPTOP, cluster)
 
     def at_slice_scale(self, cluster: Cluster) -> Experiment:
-        """The paper's widths, few layers over at most 2 stages."""
         return shrunk_by(self, SLICE, cluster, "slice") if self.scale == "paper" else super().at_slice_scale(cluster)

@@ -50,7 +50,7 @@ class TranslationBatches:
     ) -> None:
         self._data = data
         self._text = text
-        self._batch_tokens, self._seed = train.batch_tokens, train.seed
+        self._batch_tokens, self._valid_pairs = train.batch_tokens, train.valid_pairs
         self._replicas = replicas
         self._micro_batches = micro_batches
         self._sampler = PairSampler(
@@ -83,23 +83,23 @@ class TranslationBatches:
         own = parts[offset : offset + counts[replica]]
         return MiniBatch(*self._tensors(TRAIN, draws, own, inputs, targets), _label_count(lengths), offset)
 
-    def held_out(self, pairs: int, micro_batches: int, inputs: bool = True, targets: bool = True) -> list[MiniBatch]:
-        """Returns a fixed sample of ``pairs`` validation pairs in one direction, or of all pairs in both directions if
-        these are fewer.
+    def held_out(self, inputs: bool = True, targets: bool = True) -> list[MiniBatch]:
+        """Returns a fixed sample of ``train.valid_pairs`` validation pairs in one direction, or of all pairs in both
+        directions if these are fewer.
 
         The pairs are of the languages that the run trains on, in a fixed order for each language: for a language that
         two runs share, the run with fewer pairs has the first ones of the other's. Each micro-batch is of one language,
         a group of the mini-batch. Each mini-batch is for one replica and has about ``train.batch_tokens`` labels, each
-        micro-batch at most about a part in ``micro_batches`` of that.
+        micro-batch at most about a part in M of that.
         Raises DataError when there are no validation pairs.
         """
         counts, drawn = self._data.sizes[VALID], self._data.drawn(self._text.languages)
         if not any(counts[language] for language in drawn):
             scope = f" in {', '.join(self._text.languages)}" if self._text.languages else ""
             raise DataError(f"the text has no validation pairs{scope}; use a larger corpus or other languages")
-        draws = self._held_out_draws(drawn)[:pairs]
+        draws = self._held_out_draws(drawn)[: self._valid_pairs]
         lengths = self._pair_lengths(VALID, draws)
-        most = max(1, self._batch_tokens // micro_batches)
+        most = max(1, self._batch_tokens // self._micro_batches)
         parts: list[Rows] = []
         for language in np.unique(draws.languages):
             own = np.flatnonzero(draws.languages == language)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -77,13 +77,6 @@ class SquaresExperiment(Experiment):
     @property
     def min_rows(self) -> int:
         return self.batch
-
-    @property
-    def max_rows(self) -> int:
-        return self.batch
-
-    def with_data(self, name: str) -> Self:
-        return self
 
     def build(self):
         with torch.device("meta"):

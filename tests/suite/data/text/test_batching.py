@@ -20,9 +20,9 @@ from tests.suite.data.text import reference_batches as reference
 
 
 def batches(
-    data: TextData, settings: TextSettings, replicas: int, micro_batches: int, tokens: int = 1024, seed: int = 0
+    data: TextData, settings: TextSettings, replicas: int, micro_batches: int, tokens: int = 1024, **train_settings: int
 ):
-    train = TrainSettings(batch_tokens=tokens, seed=seed)
+    train = TrainSettings(batch_tokens=tokens, **train_settings)
     return TranslationBatches(data, settings, train, replicas, micro_batches)
 
 
@@ -104,8 +104,8 @@ def test_rows_are_pairs_of_the_training_split(data: TextData, settings: TextSett
 
 def test_with_some_languages_only_these_are_drawn_and_the_rest_stays(data: TextData, settings: TextSettings):
     few = settings.model_copy(update={"languages": ("fi", "ga")})
-    loader = batches(data, few, 1, 4)
-    parts = [*loader.held_out(60, 4), *(loader.batch(step, 0) for step in range(3))]
+    loader = batches(data, few, 1, 4, valid_pairs=60)
+    parts = [*loader.held_out(), *(loader.batch(step, 0) for step in range(3))]
     asked = {source[0] for part in parts for source, _ in pairs_of(part)}
     assert asked == {data.english_id, data.language_id("fi"), data.language_id("ga")}
     assert folder_of(few, Path()) == folder_of(settings, Path())  # the same vocabulary, split and test text
@@ -150,9 +150,9 @@ def share_of_tokens(parts: list[MiniBatch]) -> float:
 
 @pytest.mark.parametrize(("tokens", "share"), [(1024, 0.85), (8192, 0.9)])
 def test_little_of_a_mini_batch_is_padding(data: TextData, settings: TextSettings, tokens: int, share: float):
-    loader = batches(data, settings, 1, 4, tokens)
+    loader = batches(data, settings, 1, 4, tokens, valid_pairs=500)
     assert share_of_tokens([loader.batch(step, 0) for step in range(8)]) > share
-    assert share_of_tokens(loader.held_out(500, 4)) > 0.6  # few pairs of a language
+    assert share_of_tokens(loader.held_out()) > 0.6  # few pairs of a language
 
 
 def test_packing_loses_no_pair_and_doubles_none(data: TextData, settings: TextSettings):
@@ -182,8 +182,8 @@ def test_more_replicas_than_pairs_is_an_error(data: TextData, settings: TextSett
 
 
 def test_the_held_out_sample_is_fixed_and_bounded(data: TextData, settings: TextSettings):
-    held = batches(data, settings, 1, 4).held_out(200, 4)
-    assert same(tensors(held), tensors(batches(data, settings, 2, 8, seed=9).held_out(200, 4)))
+    held = batches(data, settings, 1, 4, valid_pairs=200).held_out()
+    assert same(tensors(held), tensors(batches(data, settings, 2, 4, seed=9, valid_pairs=200).held_out()))
     assert sum(len(pairs_of(part)) for part in held) == 200
     assert len(held) > 1
     for part in held:
@@ -197,13 +197,13 @@ def test_the_held_out_sample_is_fixed_and_bounded(data: TextData, settings: Text
             asked = {source[0] for source, _ in pairs}  # the token of the language to write
             assert asked <= {data.language_id(language), data.english_id}
     assert len({language for part in held for language, _ in part.groups}) > 20
-    everything = batches(data, settings, 1, 4, 4096).held_out(10_000, 4)
+    everything = batches(data, settings, 1, 4, 4096, valid_pairs=10_000).held_out()
     assert 1000 < sum(len(pairs_of(part)) for part in everything) <= 2 * sum(data.sizes["valid"])
 
 
 def held_out_examples(data: TextData, settings: TextSettings, pairs: int, **changed):
     """Returns the validation examples of each language."""
-    parts = batches(data, settings.model_copy(update=changed), 1, 4).held_out(pairs, 4)
+    parts = batches(data, settings.model_copy(update=changed), 1, 4, valid_pairs=pairs).held_out()
     found: dict[str, set] = {}
     for part in parts:
         for at, (language, _) in enumerate(part.groups):

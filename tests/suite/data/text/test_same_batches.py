@@ -61,7 +61,8 @@ def test_batches_of_some_languages_and_few_pairs(data: TextData, settings: TextS
     ("pairs", "micro_batches", "tokens"), [(1, 1, 1024), (37, 4, 300), (200, 4, 1024), (10_000, 64, 4096)]
 )
 def test_held_out_batches(data: TextData, settings: TextSettings, pairs: int, micro_batches: int, tokens: int):
-    held = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens), 2, 8).held_out(pairs, micro_batches)
+    train = TrainSettings(batch_tokens=tokens, valid_pairs=pairs)
+    held = TranslationBatches(data, settings, train, 2, micro_batches).held_out()
     expected = reference.held_out(data, settings, tokens, pairs, micro_batches)
     assert [list(batch.groups) for batch in held] == [[part[:2] for part in group] for group in expected]
     assert [batch.divisor for batch in held] == [sum(part[1] for part in group) for group in expected]
@@ -71,15 +72,15 @@ def test_held_out_batches(data: TextData, settings: TextSettings, pairs: int, mi
 
 def test_held_out_batches_of_some_languages(data: TextData, settings: TextSettings):
     few = settings.model_copy(update={"languages": ("ga", "de")})
-    (batch,) = TranslationBatches(data, few, TrainSettings(batch_tokens=5000), 1, 4).held_out(60, 2)
+    (batch,) = TranslationBatches(data, few, TrainSettings(batch_tokens=5000, valid_pairs=60), 1, 2).held_out()
     (group,) = reference.held_out(data, few, 5000, 60, 2)
     assert lists(batch.inputs, batch.targets) == [part[2] for part in group]
 
 
 @pytest.mark.parametrize("replica", [0, 2])
 def test_a_stage_gets_only_what_it_uses(data: TextData, settings: TextSettings, replica: int):
-    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=3000), 3, 5)
-    for read in (lambda *which: [loader.batch(7, replica, *which)], lambda *which: loader.held_out(50, 5, *which)):
+    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=3000, valid_pairs=50), 3, 5)
+    for read in (lambda *which: [loader.batch(7, replica, *which)], lambda *which: loader.held_out(*which)):
         for both, first, last, middle in zip(
             read(True, True), read(True, False), read(False, True), read(False, False), strict=True
         ):

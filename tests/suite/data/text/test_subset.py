@@ -56,7 +56,7 @@ def test_mini_batches_hold_only_the_chosen_pairs(data, settings):
 
 def test_held_out_pairs_do_not_change(data, settings):
     cut, whole = limited(settings, "de:5", languages=("de",)), settings.model_copy(update={"languages": ("de",)})
-    samples = [TranslationBatches(data, text, TrainSettings(), 1, 2).held_out(30, 2) for text in (cut, whole)]
+    samples = [TranslationBatches(data, text, TrainSettings(valid_pairs=30), 1, 2).held_out() for text in (cut, whole)]
     found = [[tensor.tolist() for batch in sample for tensor in batch.targets[0]] for sample in samples]
     assert found[0] == found[1]
 
