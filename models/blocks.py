@@ -99,6 +99,23 @@ class CrossAttention(nn.Module):
         reset_linear(self.outward, scale=self.output_scale)
 
 
+class ResidualBlock(nn.Module):
+    """The base of layers of blocks that add to a residual stream."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.dropout = shape.dropout
+
+    def add(self, x: Tensor, branch: Tensor) -> Tensor:
+        """Returns the residual sum, the branch dropped out in training."""
+        return x + F.dropout(branch, self.dropout, self.training) if self.dropout else x + branch
+
+    def reset_parameters(self) -> None:
+        """Initialises all parameters, block by block."""
+        for child in self.children():
+            child.reset_parameters()  # type: ignore[operator]
+
+
 class FeedForward(nn.Module):
     """width -> H, ReLU, H -> width.
 

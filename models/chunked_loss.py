@@ -22,6 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from models.blocks import reset_linear
+from models.shape import BlockShape
+from suite.decoding.kv_cache import LayerCache
+
 CPU_LOGITS_BYTES = 64 << 20
 """Logits up to this size, in fp32, are computed at once on a CPU; larger ones in chunks of this size."""
 
@@ -39,9 +43,38 @@ def accelerator_logits_bytes(device_bytes: int) -> int:
 
 
 class ChunkedHead(nn.Module):
-    """A last layer that computes its loss by ``linear_cross_entropy``."""
+    """A last layer: the softmax projection of the first of its inputs, with bias."""
 
     logits_bytes = CPU_LOGITS_BYTES
+
+    def __init__(self, shape: BlockShape, norm: nn.Module, clip: float | None) -> None:
+        """``norm`` is what comes before the projection, ``clip`` the bound of the logits' magnitude."""
+        super().__init__()
+        self.clip, self.norm = clip, norm
+        self.project = nn.Linear(shape.width, shape.vocabulary)
+
+    def forward(self, y: Tensor, *others: Tensor) -> Tensor:
+        """y (batch, T, width) -> logits (batch, T, vocabulary)."""
+        return clipped(self.project(self.norm(y)), self.clip)
+
+    def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
+        return linear_cross_entropy(self.norm(inputs[0]), self.project, self.clip, loss, targets[0], self.logits_bytes)
+
+    def prefill(self, y: Tensor, *others: Tensor) -> tuple[tuple[Tensor], LayerCache]:
+        """y (batch, T, width) -> logits of the last position (batch, vocabulary)."""
+        cache = LayerCache()
+        return self.decode_step(cache, y), cache
+
+    def decode_step(self, cache: LayerCache, y: Tensor) -> tuple[Tensor]:
+        """y (rows, 1, width) -> logits (rows, vocabulary)."""
+        return (self(y[:, -1]),)
+
+    def reset_parameters(self) -> None:
+        """Glorot-uniform, so the initial distribution is nearly uniform; bias zero."""
+        if isinstance(self.norm, nn.LayerNorm):
+            self.norm.reset_parameters()
+        reset_linear(self.project)
 
 
 def set_logits_bytes(layers: Iterable[nn.Module], logits_bytes: int) -> None:

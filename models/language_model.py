@@ -15,72 +15,15 @@ are not padding (id 0). The label of a position is the next id; the code that ma
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import torch.nn.functional as F
-from annotated_types import Unit
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from models.blocks import FeedForward, SelfAttention, reset_linear
-from models.chunked_loss import ChunkedHead, linear_cross_entropy
+from models.blocks import FeedForward, ResidualBlock, SelfAttention
+from models.chunked_loss import ChunkedHead
 from models.embedding import TokenEmbedding
-from models.shape import NUMBERS, Count, Even, Scale, Share, output_scale
+from models.shape import LanguageModelShape
 from suite.decoding.kv_cache import LayerCache
 
 __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
-
-
-@dataclass(frozen=True, config=NUMBERS)
-class LanguageModelShape:
-    """A Transformer-L; the defaults are the paper's (section 3), which names no dropout."""
-
-    layers: Count
-    """L: blocks."""
-    width: Even = 2048
-    """Width of the model."""
-    feed_forward: Count = 8192
-    """Width of the feed-forward layers."""
-    heads: Count = 32
-    """Attention heads, which divide the width."""
-    vocabulary: Annotated[Count, Unit("tokens")] = 32_000
-    """Follows text.vocabulary."""
-    time: Annotated[Count, Unit("tokens")] = 1024
-    """Follows text.length."""
-    dropout: Share = 0.0
-    """Dropout probability."""
-    residual_scale: Scale = None
-    """Output matrices of blocks start and learn times this / (2 x layers); none: they start divided by model.layers."""
-
-    def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise ValueError(f"heads must divide the width, {self.width}, evenly, which {self.heads} does not")
-
-    @property
-    def output_scales(self) -> tuple[float, float]:
-        """Factors of the start of the output matrices of attention and of feed-forward blocks.
-
-        Feed-forward starts as in the Transformer of section 5, and attention too: there a last LayerNorm bounds the
-        input of the softmax. Here there is none, and with L plain attentions the residual stream and the initial logits
-        would grow as sqrt(L).
-        """
-        scale = output_scale(self) or 1 / self.layers
-        return scale, scale
-
-    @property
-    def head_width(self) -> int:
-        """Columns of one head."""
-        return self.width // self.heads
-
-    @property
-    def attention_width(self) -> int:
-        """Columns of all heads together: the width."""
-        return self.width
-
-    @property
-    def list_length(self) -> int:
-        """Length of the layer list: the blocks, the embedding before and the head after them."""
-        return self.layers + 2
 
 
 def layers(shape: LanguageModelShape) -> list[nn.Module]:
@@ -110,12 +53,11 @@ class Embedding(TokenEmbedding):
         return (x,)
 
 
-class Block(nn.Module):
+class Block(ResidualBlock):
     """Causal self-attention, then feed-forward."""
 
     def __init__(self, shape: LanguageModelShape) -> None:
-        super().__init__()
-        self.dropout = shape.dropout
+        super().__init__(shape)
         self.attention_norm = nn.LayerNorm(shape.width)
         self.attention = SelfAttention(shape, causal=True)
         self.feed_norm = nn.LayerNorm(shape.width)
@@ -124,8 +66,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, time, width) -> (batch, time, width). Padding is at the right end, so it needs no mask."""
-        x = x + F.dropout(self.attention(self.attention_norm(x)), self.dropout, self.training)
-        return x + F.dropout(self.feed(self.feed_norm(x)), self.dropout, self.training)
+        x = self.add(x, self.attention(self.attention_norm(x)))
+        return self.add(x, self.feed(self.feed_norm(x)))
 
     def prefill(self, x: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """As ``forward``; the cache holds the keys and values of the positions."""
@@ -139,40 +81,13 @@ class Block(nn.Module):
         x = x + mixed
         return (x + self.feed(self.feed_norm(x)),)
 
-    def reset_parameters(self) -> None:
-        """Initialises all parameters, block by block."""
-        for part in (self.attention_norm, self.attention, self.feed_norm, self.feed):
-            part.reset_parameters()
-
 
 class Head(ChunkedHead):
-    """The softmax's projection, with bias; nothing is normalised before it and no logit is clipped."""
+    """Nothing is normalised before the projection, and no logit is clipped."""
 
     def __init__(self, shape: LanguageModelShape) -> None:
-        super().__init__()
-        self.project = nn.Linear(shape.width, shape.vocabulary)
+        super().__init__(shape, nn.Identity(), clip=None)
         _fill(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (batch, time, width) -> logits (batch, time, vocabulary)."""
-        logits: Tensor = self.project(x)
-        return logits
-
-    def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
-        return linear_cross_entropy(inputs[0], self.project, None, loss, targets[0], self.logits_bytes)
-
-    def prefill(self, x: Tensor) -> tuple[tuple[Tensor], LayerCache]:
-        """x (batch, time, width) -> logits of the last position (batch, vocabulary)."""
-        return (self(x[:, -1]),), LayerCache()
-
-    def decode_step(self, cache: LayerCache, x: Tensor) -> tuple[Tensor]:
-        """x (rows, 1, width) -> logits (rows, vocabulary)."""
-        return (self(x[:, -1]),)
-
-    def reset_parameters(self) -> None:
-        """Glorot-uniform, so the initial distribution is nearly uniform; bias zero."""
-        reset_linear(self.project)
 
 
 def _fill(layer: Embedding | Block | Head) -> None:

@@ -1,8 +1,8 @@
-"""The numbers that define one T(L, H, A) of section 5 of the GPipe paper, and the protocol of all shapes."""
+"""The numbers that define a Transformer of the GPipe paper: T(L, H, A) of section 5, Transformer-L of section 3."""
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from annotated_types import Unit
 from pydantic import ConfigDict, Field
@@ -26,41 +26,6 @@ Scale = Annotated[float | None, Field(ge=1e-6, le=1e6)]
 
 BEGIN, END = 2, 3
 """Token ids before each target sentence and after each source sentence. They separate the sentences of a packed row."""
-
-
-class BlockShape(Protocol):
-    """The numbers that the embedding and the blocks of both Transformers need."""
-
-    @property
-    def layers(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def feed_forward(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def head_width(self) -> int: ...
-    @property
-    def attention_width(self) -> int: ...
-    @property
-    def vocabulary(self) -> int: ...
-    @property
-    def dropout(self) -> float: ...
-    @property
-    def residual_scale(self) -> float | None: ...
-    @property
-    def output_scales(self) -> tuple[float, float]: ...
-
-
-def output_scale(shape: BlockShape) -> float | None:
-    """Returns the factor of the start and of the step of every block's output matrix; None without a residual scale.
-
-    What a block adds to the residual stream is proportional to its output matrix. AdamW moves every weight by the rate,
-    whatever its size, and a stack of L layers has about 2L blocks. So one step moves the stream 2L times as far as with
-    one block, and with ``residual_scale / 2L`` equally far at every depth.
-    """
-    return None if shape.residual_scale is None else shape.residual_scale / (2 * shape.layers)
 
 
 @dataclass(frozen=True, config=NUMBERS)
@@ -119,3 +84,69 @@ class TransformerShape:
     def list_length(self) -> int:
         """Length of the layer list: both stacks, an embedding before each, and the head."""
         return 2 * self.layers + 3
+
+
+@dataclass(frozen=True, config=NUMBERS)
+class LanguageModelShape:
+    """A Transformer-L; the defaults are the paper's (section 3), which names no dropout."""
+
+    layers: Count
+    """L: blocks."""
+    width: Even = 2048
+    """Width of the model."""
+    feed_forward: Count = 8192
+    """Width of the feed-forward layers."""
+    heads: Count = 32
+    """Attention heads, which divide the width."""
+    vocabulary: Annotated[Count, Unit("tokens")] = 32_000
+    """Follows text.vocabulary."""
+    time: Annotated[Count, Unit("tokens")] = 1024
+    """Follows text.length."""
+    dropout: Share = 0.0
+    """Dropout probability."""
+    residual_scale: Scale = None
+    """Output matrices of blocks start and learn times this / (2 x layers); none: they start divided by model.layers."""
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide the width, {self.width}, evenly, which {self.heads} does not")
+
+    @property
+    def output_scales(self) -> tuple[float, float]:
+        """Factors of the start of the output matrices of attention and of feed-forward blocks.
+
+        Feed-forward starts as in the Transformer of section 5, and attention too: there a last LayerNorm bounds the
+        input of the softmax. Here there is none, and with L plain attentions the residual stream and the initial logits
+        would grow as sqrt(L).
+        """
+        scale = output_scale(self) or 1 / self.layers
+        return scale, scale
+
+    @property
+    def head_width(self) -> int:
+        """Columns of one head."""
+        return self.width // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        """Columns of all heads together: the width."""
+        return self.width
+
+    @property
+    def list_length(self) -> int:
+        """Length of the layer list: the blocks, the embedding before and the head after them."""
+        return self.layers + 2
+
+
+BlockShape = TransformerShape | LanguageModelShape
+"""What the embedding and the blocks of both Transformers need."""
+
+
+def output_scale(shape: BlockShape) -> float | None:
+    """Returns the factor of the start and of the step of every block's output matrix; None without a residual scale.
+
+    What a block adds to the residual stream is proportional to its output matrix. AdamW moves every weight by the rate,
+    whatever its size, and a stack of L layers has about 2L blocks. So one step moves the stream 2L times as far as with
+    one block, and with ``residual_scale / 2L`` equally far at every depth.
+    """
+    return None if shape.residual_scale is None else shape.residual_scale / (2 * shape.layers)

@@ -14,11 +14,10 @@ which meets the paper's sizes (408,209,920 for T(6, 8192, 16) at d = 1024, V = 6
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.blocks import CrossAttention, FeedForward, SelfAttention, reset_linear, same_sentence
-from models.chunked_loss import ChunkedHead, clipped, linear_cross_entropy
+from models.blocks import CrossAttention, FeedForward, ResidualBlock, SelfAttention, same_sentence
+from models.chunked_loss import ChunkedHead
 from models.embedding import SourceEmbedding, TargetEmbedding
 from models.shape import PADDING, TransformerShape
 from suite.decoding.kv_cache import LayerCache
@@ -33,24 +32,7 @@ def layers(shape: TransformerShape) -> list[nn.Module]:
     return [SourceEmbedding(shape), *encoder, TargetEmbedding(shape), *decoder, Head(shape)]
 
 
-class _Block(nn.Module):
-    """The base of encoder and decoder layers."""
-
-    def __init__(self, shape: TransformerShape) -> None:
-        super().__init__()
-        self.dropout = shape.dropout
-
-    def add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """Returns the residual sum, the branch dropped out in training."""
-        return x + F.dropout(branch, self.dropout, self.training) if self.dropout else x + branch
-
-    def reset_parameters(self) -> None:
-        """Initialises all parameters, block by block."""
-        for child in self.children():
-            child.reset_parameters()  # type: ignore[operator]
-
-
-class EncoderLayer(_Block):
+class EncoderLayer(ResidualBlock):
     """Self-attention over the source, then feed-forward."""
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -68,7 +50,7 @@ class EncoderLayer(_Block):
         return x, sentence, target
 
 
-class DecoderLayer(_Block):
+class DecoderLayer(ResidualBlock):
     """Causal self-attention over the target, attention over the encoder's output, then feed-forward."""
 
     def __init__(self, shape: TransformerShape) -> None:
@@ -119,30 +101,5 @@ class Head(ChunkedHead):
     """
 
     def __init__(self, shape: TransformerShape) -> None:
-        super().__init__()
-        self.clip = shape.logit_clip
-        self.norm = nn.LayerNorm(shape.width)
-        self.project = nn.Linear(shape.width, shape.vocabulary)
+        super().__init__(shape, nn.LayerNorm(shape.width), shape.logit_clip)
         self.reset_parameters()
-
-    def forward(self, y: Tensor, memory: Tensor, sentence: Tensor) -> Tensor:
-        """y (batch, T, width) -> logits (batch, T, vocabulary); memory and sentence are not used."""
-        return clipped(self.project(self.norm(y)), self.clip)
-
-    def prefill(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[tuple[Tensor], LayerCache]:
-        """y (batch, T, width) -> logits (batch, vocabulary) of the last position."""
-        cache = LayerCache()
-        return self.decode_step(cache, y), cache
-
-    def decode_step(self, cache: LayerCache, y: Tensor) -> tuple[Tensor]:
-        """y (rows, 1, width) -> logits (rows, vocabulary)."""
-        return (clipped(self.project(self.norm(y[:, -1])), self.clip),)
-
-    def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
-        return linear_cross_entropy(self.norm(inputs[0]), self.project, self.clip, loss, targets[0], self.logits_bytes)
-
-    def reset_parameters(self) -> None:
-        """Glorot-uniform, so the initial distribution is nearly uniform; bias zero."""
-        self.norm.reset_parameters()
-        reset_linear(self.project)
