@@ -52,6 +52,10 @@ class ReplicatedState:
         if parameters:
             self._inner = make_optimizer(param_groups(parameters, factors, settings), settings)
             self._engine = _initialize(module, self._inner, coord, groups, device, int(self.is_sharded))
+            self._allocate_state()
+
+    def _allocate_state(self) -> None:
+        """Allocates what a checkpoint must be able to fill before the first step."""
 
     def step(self, rate: float) -> None:
         if not self._parameters:
@@ -79,7 +83,6 @@ class ReplicatedState:
         return {name: value for name, value in state.items() if value is not None}
 
     def load_state(self, key: Key, state: State) -> None:
-        """Sets the full optimizer state of a parameter."""
         parameter = self._parameters[key]
         self._inner.state[parameter] = {
             name: value.to("cpu" if name == "step" and not self._step_on_device else parameter.device)
@@ -90,7 +93,6 @@ class ReplicatedState:
         """Makes values that were written to parameters outside of ``step`` those that the next step updates."""
 
     def clear_gradients(self) -> None:
-        """Drops all gradients, averaged or not."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -100,22 +102,11 @@ class ShardedState(ReplicatedState):
 
     is_sharded = True
 
-    def __init__(
-        self,
-        module: nn.Module,
-        parameters: Mapping[Key, nn.Parameter],
-        settings: OptimizerSettings,
-        coord: RankCoord,
-        groups: ProcessGroups,
-        device: torch.device,
-        factors: Mapping[Key, tuple[float, float]],
-    ) -> None:
-        """Allocates the state before the first step, so that a checkpoint can be loaded into it."""
-        super().__init__(module, parameters, settings, coord, groups, device, factors)
+    def _allocate_state(self) -> None:
         from deepspeed import utils
 
         self._utils: Any = utils
-        self._names = settings.state_names
+        self._names = self._settings.state_names
         for group in self._inner.param_groups:
             flat = group["params"][0]
             self._inner.state[flat] = {
