@@ -9,7 +9,6 @@ One process writes at a time. Every part is opened with resume, so an upload app
 from __future__ import annotations
 
 import json
-import netrc
 import os
 import secrets
 import sys
@@ -17,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from suite.log import Log
 from suite.paths import hide_secrets, write_atomically
@@ -59,13 +57,9 @@ class Identity:
 
 def has_key(server: str) -> bool:
     """Returns whether a server has an API key: in WANDB_API_KEY, or in the file that ``wandb login`` writes."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    path = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    try:
-        return netrc.netrc(path).authenticators(urlsplit(server).hostname or "") is not None
-    except (OSError, ValueError, netrc.NetrcParseError):
-        return False
+    from requests.utils import get_netrc_auth
+
+    return bool(os.environ.get("WANDB_API_KEY") or get_netrc_auth(server))
 
 
 def wandb_mode(settings: TrackingSettings) -> str:
