@@ -13,7 +13,7 @@ largest at the limit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -86,11 +86,3 @@ class Beam:
 
     def _divisor(self, length: Tensor) -> Tensor:
         return ((5 + length) / 6) ** self._penalty
-
-
-def search(beam: Beam, logits: Tensor, decode_step: Callable[[BeamUpdate], Tensor]) -> list[list[int]]:
-    """Runs a search to its end from the first logits (sentences, vocabulary); ``decode_step`` returns the next ones."""
-    update = beam.advance(logits)
-    while not update.finished:
-        update = beam.advance(decode_step(update))
-    return beam.results

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.decoding.beam import Beam, search
+from suite.decoding.beam import Beam
 from suite.errors import NonFiniteError
 
 END = 1
@@ -48,7 +48,9 @@ class Scorer:
 def decoded(seeds, words, limits, size, penalty=0.6):
     scorer = Scorer(seeds, words)
     beam = Beam(limits, size, END, penalty)
-    search(beam, scorer.logits(), scorer.extend)
+    update = beam.advance(scorer.logits())
+    while not update.finished:
+        update = beam.advance(scorer.extend(update))
     return beam
 
 
