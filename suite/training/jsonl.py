@@ -81,15 +81,13 @@ def _from_end(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, bytes]
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """Returns the last complete line of a file; None without one, and for a damaged one."""
-    with suppress(OSError):
-        return next((parsed(raw) for _, raw in _from_end(path, _SEARCHED) if raw.endswith(b"\n")), None)
-    return None
+    """Returns the last whole line of a file; None without one."""
+    return last_line_with(path, "")
 
 
 def last_line_with(path: Path, key: str) -> dict[str, Any] | None:
-    """Returns the last complete line that has ``key``; None without one in the last ``_SEARCHED`` bytes."""
-    wanted = json.dumps(key).encode() + b":"
+    """Returns the last whole line that has ``key``; None without one in the last ``_SEARCHED`` bytes."""
+    wanted = json.dumps(key).encode() + b":" if key else b""
     with suppress(OSError):
         for _, raw in _from_end(path, _SEARCHED):
             if wanted in raw and raw.endswith(b"\n") and (line := parsed(raw)) is not None:
