@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -25,14 +25,6 @@ MEASURES = {"nll": "test NLL", "chrf": "chrF", "bleu": "BLEU"}
 
 FEWEST_PAIRS = 50
 """Fewest test pairs of a reported language; with fewer a score is noise."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of one direction, from 0 to 100."""
-
-    bleu: float
-    chrf: float
 
 
 def thirds(sizes: Mapping[str, int]) -> dict[str, Third]:
@@ -50,9 +42,10 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def score(translations: Sequence[str], references: Sequence[str]) -> Scores:
-    """Returns the scores of translations."""
-    return Scores(*(metric.corpus_score(translations, [references]).score for metric in (BLEU(), CHRF())))
+def score(translations: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """Returns the scores of translations, from 0 to 100: {"bleu": ..., "chrf": ...}."""
+    metrics = {"bleu": BLEU(), "chrf": CHRF()}
+    return {name: metric.corpus_score(translations, [references]).score for name, metric in metrics.items()}
 
 
 def signatures() -> dict[str, str]:
@@ -95,7 +88,7 @@ class TranslatedPairs:
             [texts[at] for at in places] for texts in (self.sources, self.translations, self.references)
         )
         nll = math.fsum(self.nll[at] for at in places) / sum(self.tokens[at] for at in places)
-        own, copied = (asdict(score(texts, references)) for texts in (written, sources))
+        own, copied = (score(texts, references) for texts in (written, sources))
         return {"pairs": len(places), "nll": nll, **own, "copy": copied}
 
 

@@ -30,7 +30,7 @@ def test_the_paired_bootstrap_tells_a_clear_difference_from_none():
 
     clear, opposite = test(good, bad), test(bad, good)
     assert clear.p_value == opposite.p_value == 1 / 1001
-    assert clear.gain == pytest.approx(score(good, references).chrf - score(bad, references).chrf)
+    assert clear.gain == pytest.approx(score(good, references)["chrf"] - score(bad, references)["chrf"])
     assert opposite.gain == pytest.approx(-clear.gain)
     assert test(good, same).p_value > 0.05
     assert test(good, good) == (0.0, 1.0)
@@ -57,7 +57,9 @@ def test_the_gain_is_the_mean_over_directions_then_over_texts():
             references = sentences(chance, count)
             of_text.append(TwoTranslations(*(spoiled(chance, references, each) for each in (0.3, 0.5)), references))
         texts.append(tuple(of_text))
-        gains = [score(each.first, each.references).chrf - score(each.second, each.references).chrf for each in of_text]
+        gains = [
+            score(each.first, each.references)["chrf"] - score(each.second, each.references)["chrf"] for each in of_text
+        ]
         expected.append(sum(gains) / directions)
     assert paired_bootstrap(tuple(texts)).gain == pytest.approx(sum(expected) / 2)
 

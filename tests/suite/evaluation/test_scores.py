@@ -32,8 +32,8 @@ def test_scores_are_those_of_the_command_line(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
     theirs = {line["name"].lower().removesuffix("2"): line for line in json.loads(done.stdout)}
     ours = score(written, references)
-    assert 20 < ours.bleu < 90
-    assert (ours.bleu, ours.chrf) == pytest.approx((theirs["bleu"]["score"], theirs["chrf"]["score"]), abs=1e-9)
+    assert 20 < ours["bleu"] < 90
+    assert (ours["bleu"], ours["chrf"]) == pytest.approx((theirs["bleu"]["score"], theirs["chrf"]["score"]), abs=1e-9)
     assert signatures() == {name: theirs[name]["signature"] for name in ("bleu", "chrf")}
 
 
@@ -80,11 +80,11 @@ def test_a_direction_is_scored_beside_its_copied_sources_in_all_and_in_parts():
     record = pairs.record({"plain": plain, "none": []})
     assert record["pairs"] == 4
     assert record["nll"] == 18 / 11
-    assert record["chrf"] == score(written, references).chrf
-    assert record["copy"]["chrf"] == score(sources, references).chrf < record["chrf"]
+    assert record["chrf"] == score(written, references)["chrf"]
+    assert record["copy"]["chrf"] == score(sources, references)["chrf"] < record["chrf"]
     kept = [[texts[at] for at in plain] for texts in (sources, written, references)]
     assert record["plain"]["pairs"] == 3
     assert record["plain"]["nll"] == 9 / 8
-    assert record["plain"]["bleu"] == score(kept[1], kept[2]).bleu
-    assert record["plain"]["copy"]["chrf"] == score(kept[0], kept[2]).chrf < record["copy"]["chrf"]
+    assert record["plain"]["bleu"] == score(kept[1], kept[2])["bleu"]
+    assert record["plain"]["copy"]["chrf"] == score(kept[0], kept[2])["chrf"] < record["copy"]["chrf"]
     assert record["none"] == {"pairs": 0, "nll": None, "bleu": None, "chrf": None, "copy": {"bleu": None, "chrf": None}}
