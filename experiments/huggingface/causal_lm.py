@@ -59,7 +59,7 @@ def causal_lm_layers(model: Any) -> list[nn.Module]:
         blocks: list[nn.Module] = [Block(block, structure) for block in body.h]
         return [first, *blocks, Head(body.ln_f, model.lm_head)]
     body = model.model
-    blocks = [RotaryBlock(block, type(body.rotary_emb)(model.config), structure) for block in body.layers]
+    blocks = [Block(block, structure, type(body.rotary_emb)(model.config)) for block in body.layers]
     return [Embeddings(body.embed_tokens), *blocks, Head(body.norm, model.lm_head)]
 
 
@@ -79,26 +79,15 @@ class Embeddings(nn.Module):
 
 
 class Block(nn.Module):
-    """A block that needs nothing but hidden states."""
+    """A block. It computes its rotary positions itself, if it has such: cheaper than sending them between stages."""
 
-    def __init__(self, block: nn.Module, structure: str) -> None:
-        super().__init__()
-        self.block, self.layer_structure = block, structure
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(batch, T, width), the same."""
-        return _first(self.block(hidden))
-
-
-class RotaryBlock(nn.Module):
-    """A block with rotary positions, which it computes itself: cheaper than sending them from stage to stage."""
-
-    def __init__(self, block: nn.Module, rotary: nn.Module, structure: str) -> None:
+    def __init__(self, block: nn.Module, structure: str, rotary: nn.Module | None = None) -> None:
         super().__init__()
         self.block, self.rotary, self.layer_structure = block, rotary, structure
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(batch, T, width), the same."""
+        if self.rotary is None:
+            return _first(self.block(hidden))
         positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
         embeddings = self.rotary(hidden, position_ids=positions)
         return _first(self.block(hidden, position_embeddings=embeddings, position_ids=positions))

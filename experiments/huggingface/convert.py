@@ -38,11 +38,16 @@ def exported_model(
 ) -> GPipeTranslationModel:
     """Returns the model with the values of each layer by name. Raises RuntimeError for an unknown name."""
     shape = experiment.model
+    ids: dict[str, Any] = {
+        "pad_token_id": PAD_ID,
+        "bos_token_id": BEGIN_ID,
+        "eos_token_id": END_ID,
+        "decoder_start_token_id": BEGIN_ID,
+    }
     config = GPipeTranslationConfig(
         vocab_size=shape.vocabulary, hidden_size=shape.width, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, head_dim=shape.head_width, intermediate_size=shape.feed_forward,
-        logit_clip=shape.logit_clip, max_tokens=experiment.text.max_length, pad_token_id=PAD_ID, bos_token_id=BEGIN_ID,
-        eos_token_id=END_ID, decoder_start_token_id=BEGIN_ID,
+        logit_clip=shape.logit_clip, max_tokens=experiment.text.max_length, **ids,
     )  # fmt: skip
     model = GPipeTranslationModel(config)
     values = {
@@ -52,13 +57,7 @@ def exported_model(
         if (exported := exported_name(layer, name, shape.layers)) is not None
     }
     model.load_state_dict(values)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=experiment.text.max_length,
-        pad_token_id=PAD_ID,
-        bos_token_id=BEGIN_ID,
-        eos_token_id=END_ID,
-        decoder_start_token_id=BEGIN_ID,
-    )
+    model.generation_config = GenerationConfig(max_new_tokens=config.max_tokens, **ids)  # type: ignore[no-untyped-call]
     return model
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 from transformers import GenerationConfig
@@ -74,6 +75,7 @@ def exported_language_model(
 ) -> GPipeLanguageModel:
     """Returns the model with the values of each layer by name. Raises RuntimeError for an unknown name."""
     shape = experiment.model
+    ids: dict[str, Any] = {"pad_token_id": PAD_ID, "bos_token_id": END_ID, "eos_token_id": END_ID}
     model = GPipeLanguageModel(
         GPipeLanguageModelConfig(
             vocab_size=shape.vocabulary,
@@ -82,9 +84,7 @@ def exported_language_model(
             num_attention_heads=shape.heads,
             intermediate_size=shape.feed_forward,
             max_position_embeddings=experiment.text.length,
-            pad_token_id=PAD_ID,
-            bos_token_id=END_ID,
-            eos_token_id=END_ID,
+            **ids,
         )
     )
     last = shape.list_length - 1
@@ -95,7 +95,5 @@ def exported_language_model(
     model.load_state_dict(
         {exported_name(layer, name): value for layer in layers for name, value in layers[layer].items()}
     )
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=40, pad_token_id=PAD_ID, bos_token_id=END_ID, eos_token_id=END_ID
-    )
+    model.generation_config = GenerationConfig(max_new_tokens=40, **ids)  # type: ignore[no-untyped-call]
     return model
