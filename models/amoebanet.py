@@ -163,7 +163,6 @@ def relu_convolutions(*steps: tuple[int, int, tuple[int, int], tuple[int, int]])
 
 
 def conv_1x1(width: int, stride: int) -> nn.Module:
-    """A 1 x 1 convolution."""
     return relu_convolutions((width, width, (1, 1), (stride, stride)))
 
 
@@ -194,7 +193,6 @@ def max_pool_2x2(width: int, stride: int) -> nn.Module:
 
 
 def max_pool_3x3(width: int, stride: int) -> nn.Module:
-    """A 3 x 3 max pooling."""
     return nn.MaxPool2d(3, stride, padding=1)
 
 

@@ -93,7 +93,6 @@ class CrossAttention(nn.Module):
         return mixed.view_as(y)
 
     def reset_parameters(self) -> None:
-        """As in self-attention."""
         reset_linear(self.inward)
         reset_linear(self.memory_inward, fused=2)
         reset_linear(self.outward, scale=self.output_scale)
@@ -136,12 +135,10 @@ class FeedForward(nn.Module):
         self.outward = nn.Linear(shape.feed_forward, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, time, width) -> (batch, time, width)."""
         out: Tensor = self.outward(F.relu(self.inward(x)))
         return out
 
     def reset_parameters(self) -> None:
-        """See the class; biases zero."""
         reset_linear(self.inward)
         reset_linear(self.outward, scale=self.output_scale)
 

@@ -59,7 +59,6 @@ class Classifier(nn.Module):
         self.scores = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, channels, height, width) -> (batch, classes)."""
         scores: Tensor = self.scores(x.mean((2, 3)))
         return scores
 

@@ -124,7 +124,6 @@ class LanguageModelShape:
 
     @property
     def head_width(self) -> int:
-        """Columns of one head."""
         return self.width // self.heads
 
     @property

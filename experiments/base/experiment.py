@@ -83,7 +83,6 @@ class Experiment(FrozenRecord):
 
     @property
     def title(self) -> str:
-        """Its name and scale."""
         return f"{self.name} at scale {self.scale}"
 
     @property
@@ -176,7 +175,6 @@ class Experiment(FrozenRecord):
         return self.train.threads
 
     def with_pipeline(self, pipeline: PipelineSettings) -> Self:
-        """Returns a copy with another pipeline."""
         return self.model_copy(update={"pipeline": pipeline})
 
     def with_prepared(self, folder: Path) -> Self:

@@ -15,16 +15,13 @@ class Measurable(Protocol):
     """A model with sample data: enough to measure its layer costs."""
 
     @property
-    def name(self) -> str:
-        """The name that the user gives."""
+    def name(self) -> str: ...
 
     @property
-    def pipeline(self) -> PipelineSettings:
-        """K, M, R, remat."""
+    def pipeline(self) -> PipelineSettings: ...
 
     @property
-    def optimizer(self) -> OptimizerSettings:
-        """Determines the bytes per parameter, and the precision."""
+    def optimizer(self) -> OptimizerSettings: ...
 
     @property
     def threads(self) -> int | None:
@@ -43,15 +40,8 @@ class Measurable(Protocol):
 class SingleThreadWorkload:
     """The common part of workloads made only to be measured: one thread per process and the default optimizer."""
 
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        """The default."""
-        return OptimizerSettings()
-
-    @property
-    def threads(self) -> int | None:
-        """One per process."""
-        return 1
+    optimizer = OptimizerSettings()
+    threads = 1
 
     def key(self) -> str:
         """All fields of the workload, a dataclass."""

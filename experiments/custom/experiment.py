@@ -166,7 +166,6 @@ class StepHook:
         self._source, self._on_step = source, on_step
 
     def log(self, step: int, values: Values) -> None:
-        """Calls it. Raises SettingError when it fails."""
         what = f"on_step of {self._source}, called after step {step},"
         called(lambda: self._on_step(step, dict(values)), Source.parse(self._source).place, what)
 

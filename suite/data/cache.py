@@ -73,7 +73,6 @@ def _build(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def digest_of(path: Path) -> str:
-    """Returns the SHA-256 of a file."""
     with path.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
 

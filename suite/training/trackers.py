@@ -43,7 +43,6 @@ class MetricsFile:
         self._file.write({STEP: step, **finite})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Closes the file; the summary goes to ``record.json``."""
         self._file.close()
 
 
@@ -78,7 +77,6 @@ class TensorBoard:
             self._writer.flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Closes the file; the summary goes to ``record.json``."""
         with self._disabled_by_errors():
             if self._writer is not None:
                 self._writer.close()

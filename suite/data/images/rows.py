@@ -37,7 +37,6 @@ class ImageRows:
         return self._data.info.counts[self._split]
 
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        """Reads one row."""
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: list[int]) -> list[tuple[Tensor, Tensor]]:

@@ -75,7 +75,6 @@ class HubText:
         return sentences
 
     def chunks(self, split: str, language: str) -> Iterator[Pairs]:
-        """Yields the pairs of a language in chunks."""
         table = self._table(split, language)
         for at in range(0, len(table), CHUNK):
             yield _pairs(table.slice(at, CHUNK))
