@@ -31,8 +31,3 @@ def _short(value: Any) -> str:
     return (
         f"{value:g}" if isinstance(value, float) else str(value).lower() if value is None else hide_secrets(str(value))
     )
-
-
-def fields_of(rule: object, *names: str) -> dict[str, Any]:
-    """Returns fields of a scale's rule whose settings have the same names."""
-    return {name: getattr(rule, name) for name in names}

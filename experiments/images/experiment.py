@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -10,9 +11,7 @@ from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.base.shrink import with_changes
 from experiments.base.workload import sample_shapes, update_key
-from experiments.images.scales import small_run
 from experiments.images.source import ImageSource
 from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
@@ -22,8 +21,10 @@ from suite.log import Log
 from suite.pipeline.model.microbatch import sizes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
-from suite.settings import AUTO, ImageSettings, ImageTrainSettings
+from suite.settings import AUTO, ImageSettings, ImageTrainSettings, OptimizerSettings
 from suite.training.validation import Criterion
+
+LAPTOP_STEPS, LAPTOP_WARMUP_STEPS = 300, 30
 
 
 class ImageExperiment(Experiment):
@@ -112,4 +113,25 @@ class ImageExperiment(Experiment):
         return ImageSource(self, data, coord)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
-        return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))
+        """Returns an available image set, its size, fewer filters, and a few hundred steps."""
+        if self.scale == "laptop":
+            return self
+        filters = self.model.filters // 16
+        return self.model_copy(
+            update={
+                "scale": "laptop",
+                "model": replace(self.model, filters=filters, classes=10, channels=1, stem="small", norm_decay=0.9),
+                "images": ImageSettings(source="fashion", size=28, crop="random_shift", flip=True),
+                "pipeline": self.pipeline.model_copy(update={"stages": self.stages_on(cluster), "micro_batches": 4}),
+                "optimizer": OptimizerSettings(
+                    learning_rate=3e-3,
+                    warmup_steps=LAPTOP_WARMUP_STEPS,
+                    lr_decay="cosine",
+                    lr_decay_steps=LAPTOP_STEPS - LAPTOP_WARMUP_STEPS,
+                    beta2=0.99,
+                ),
+                "train": self.train.model_copy(
+                    update={"steps": LAPTOP_STEPS, "batch_images": 128, "checkpoint_every": 100}
+                ),
+            }
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -10,9 +11,7 @@ from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.base.shrink import with_changes
 from experiments.base.workload import random_ids, sample_shapes, update_key
-from experiments.language_model.scales import small_run
 from experiments.language_model.source import DocumentSource
 from models.blocks import start_scale
 from models.language_model import LanguageModelShape, layers
@@ -21,12 +20,17 @@ from suite.data.documents.prepare import check_documents, folder_of_documents, p
 from suite.log import Log
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
-from suite.settings import DocumentSettings, DocumentTrainSettings
+from suite.settings import DocumentSettings, DocumentTrainSettings, OptimizerSettings
 from suite.training.update_rule import scaled_start_factors
 from suite.training.validation import Criterion
 
 FOLLOWS = {"text.vocabulary": "model.vocabulary", "text.length": "model.time"}
 """Settings of the text that also set the model's."""
+
+LAPTOP_STEPS, LAPTOP_WARMUP_STEPS = 4000, 100
+
+LAPTOP_LAYERS = 128
+"""Two cores cannot train more blocks of this width."""
 
 
 class LanguageModelExperiment(Experiment):
@@ -111,4 +115,43 @@ class LanguageModelExperiment(Experiment):
         return DocumentSource(self, data, coord)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
-        return self if self.scale == "laptop" else with_changes(self, small_run(self, cluster))
+        """With one stage, up to two replicas each compute their share of a mini-batch at once."""
+        if self.scale == "laptop":
+            return self
+        stages = self.stages_on(cluster)
+        replicas, micro_batches = (1, 4) if stages > 1 else (max(1, min(2, cluster.devices)), 1)
+        vocabulary, length = self.text.vocabulary // 32, self.text.length // 8
+        model = replace(
+            self.model,
+            layers=min(self.model.layers, LAPTOP_LAYERS),
+            width=self.model.width // 32,
+            feed_forward=self.model.feed_forward // 32,
+            heads=self.model.heads // 16,
+            vocabulary=vocabulary,
+            time=length,
+            residual_scale=2.0,
+        )
+        return self.model_copy(
+            update={
+                "scale": "laptop",
+                "model": model,
+                "text": DocumentSettings(corpus="docstrings", vocabulary=vocabulary, length=length),
+                "pipeline": self.pipeline.model_copy(
+                    update={"stages": stages, "micro_batches": micro_batches, "replicas": replicas}
+                ),
+                "optimizer": OptimizerSettings(
+                    learning_rate=1e-2,
+                    warmup_steps=LAPTOP_WARMUP_STEPS,
+                    lr_decay="cosine",
+                    lr_decay_steps=LAPTOP_STEPS - LAPTOP_WARMUP_STEPS,
+                ),
+                "train": self.train.model_copy(
+                    update={
+                        "steps": LAPTOP_STEPS,
+                        "batch_sequences": 16,
+                        "checkpoint_every": 500,
+                        "valid_sequences": 512,
+                    }
+                ),
+            }
+        )

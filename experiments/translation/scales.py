@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.base.cluster import Cluster
-from experiments.base.shrink import fields_of, with_changes
+from experiments.base.shrink import with_changes
 from suite.settings import OptimizerSettings, Remat, ScheduleName
 
 if TYPE_CHECKING:
@@ -78,15 +78,11 @@ def shrunk_by(
 ) -> TranslationExperiment:
     """Returns a run shrunk by a rule, with every change listed in ``shrunk``. A sweep's scale such as ``laptop_long``
     gives runs of scale ``laptop``."""
-    small = _small_run(paper, rule, cluster).model_copy(update={"scale": scale.partition("_")[0]})
-    return with_changes(paper, small)
-
-
-def _small_run(paper: TranslationExperiment, rule: TextRule, cluster: Cluster) -> TranslationExperiment:
     stages = min(paper.stages_on(cluster), rule.most_stages or paper.pipeline.stages)
     vocabulary = paper.text.vocabulary // rule.vocabulary_by
-    return paper.model_copy(
+    small = paper.model_copy(
         update={
+            "scale": scale.partition("_")[0],
             "model": replace(
                 paper.model,
                 layers=min(max(1, round(paper.model.layers / rule.layers_by)), rule.most_layers or paper.model.layers),
@@ -126,3 +122,9 @@ def _small_run(paper: TranslationExperiment, rule: TextRule, cluster: Cluster) -
             ),
         }
     )
+    return with_changes(paper, small)
+
+
+def fields_of(rule: object, *names: str) -> dict[str, Any]:
+    """Returns fields of a scale's rule whose settings have the same names."""
+    return {name: getattr(rule, name) for name in names}
