@@ -44,15 +44,6 @@ def safe_join(root: Path, path: str) -> Path:
     return target
 
 
-def extract_files(archive: tarfile.TarFile, root: Path) -> None:
-    """Extracts an archive of regular files below ``root``.
-
-    Raises PathError, before it writes anything, for a path outside ``root`` and for a link, folder or device.
-    """
-    check_files(archive, root)
-    archive.extractall(root, members=archive.getmembers(), filter="data")
-
-
 def check_files(archive: tarfile.TarFile, root: Path) -> None:
     """Raises PathError for a path outside ``root`` and for a link, folder or device in an archive."""
     for member in archive.getmembers():

@@ -19,7 +19,7 @@ from launch.jobs.remote_script import run_script
 from launch.runs.store import RUNS
 from launch.tracking.progress import MARK
 from suite.errors import PathError
-from suite.paths import check_files, extract_files, read_json, safe_join, write_atomically
+from suite.paths import check_files, read_json, safe_join, write_atomically
 
 MAX_BYTES = 30 * 2**20
 """Largest archive in bytes: it passes through the memory of the cluster's dashboard."""
@@ -110,7 +110,7 @@ def unpack(packed: bytes, folders: list[str], runs: Path, source: dict[str, str]
         for place in places:  # before the files, so that an interrupted fetch can be repeated
             place.mkdir(parents=True, exist_ok=True)
             write_atomically(place / FETCHED, json.dumps(source) + "\n")
-        extract_files(archive, runs)
+        archive.extractall(runs, filter="data")
 
 
 def _fetched_from(note: Path, source: dict[str, str]) -> bool:
