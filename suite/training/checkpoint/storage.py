@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +98,8 @@ class Storage:
                     sync_folder(path)
 
     def remove(self, path: str) -> None:
-        with self._naming(path):
-            try:
-                self._files.rm_file(self._at(path))
-            except FileNotFoundError:
-                return
+        with suppress(FileNotFoundError), self._naming(path):
+            self._files.rm_file(self._at(path))
 
     def remove_folder(self, folder: str) -> None:
         """Removes a checkpoint, its manifest first, so that a half-deleted folder is no checkpoint. Of an interrupted
@@ -114,11 +111,8 @@ class Storage:
             marks = {name for name in names if name.startswith(BEGUN)}
             for name in sorted(names - marks) if marks else ():
                 self.remove(f"{folder}/{name}")
-        with self._naming(folder):
-            try:
-                self._files.rm(self._at(folder), recursive=True)
-            except FileNotFoundError:
-                return
+        with suppress(FileNotFoundError), self._naming(folder):
+            self._files.rm(self._at(folder), recursive=True)
 
     def _at(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")
