@@ -147,8 +147,8 @@ class RunData:
 def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
     """Reads a run. ``holds_lock`` is whether the caller holds its lock.
 
-    Raises SettingError for a run without a finished step, and for one of an older version; RunFileError for one with a
-    damaged file.
+    Raises SettingError for a run without a finished step or of another version, RunFileError for one with a damaged
+    file.
     """
     data = RunData(run, holds_lock)
     _ = data.experiment

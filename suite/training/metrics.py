@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.errors import RunFileError, SettingError
+from suite.errors import RunFileError
 from suite.training.jsonl import parsed
 
 STEP = "step"
@@ -36,9 +36,6 @@ BUBBLE = "pipeline/bubble"
 
 NAMESPACES = ("train", "valid", "throughput", "memory", "pipeline", "scores")
 """All names but ``step`` are in one of them."""
-
-_OLD_LOSS = "loss"
-"""The name of the loss up to version 0.1."""
 
 
 def train_metric(name: str) -> str:
@@ -81,7 +78,7 @@ def is_step(line: dict[str, Any]) -> bool:
 MOST = 10_000
 """A page has at least so many steps of a longer run, and fewer than twice as many."""
 
-_LOSS_KEY, _OLD_KEY, _VALID_KEY = f'"{LOSS}":'.encode(), f'"{_OLD_LOSS}":'.encode(), b'"valid/'
+_LOSS_KEY, _VALID_KEY = f'"{LOSS}":'.encode(), b'"valid/'
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def read_history(path: Path) -> History:
     """Returns the steps and validations in a ``metrics.jsonl``: of a short run all; of a longer one every second,
     fourth, ... of both, the steps of these validations, and the last step. So the memory does not grow with the run.
 
-    Skips damaged lines. Raises SettingError for a file of an older version.
+    Skips damaged lines.
     """
     steps, validations, last = _Thinned(), _Thinned(), (0, b"")
     for number, raw in enumerate(_raw_lines(path)):
@@ -113,20 +110,20 @@ def read_history(path: Path) -> History:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Returns the steps of ``read_history``. Raises SettingError for a file of an older version."""
+    """Returns the steps of ``read_history``."""
     return read_history(path).steps
 
 
 def every_step(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields every step, one in memory at a time. Raises SettingError for a file of an older version."""
+    """Yields every step, one in memory at a time."""
     for raw in _raw_lines(path):
         if _LOSS_KEY in raw and (line := parsed(raw)) is not None:
             yield line
 
 
 def check_metrics(path: Path) -> None:
-    """Raises SettingError for a file of an older version, and RunFileError for a damaged line that is not the torn end
-    of the file: the run's record would lack its step."""
+    """Raises RunFileError for a damaged line that is not the torn end of the file: the run's record would lack its
+    step."""
     for number, raw in enumerate(_raw_lines(path), 1):
         looks_whole = raw.startswith(b"{") and raw.endswith(b"}\n") and raw.isascii() and b"\0" not in raw
         if not looks_whole and raw.endswith(b"\n") and parsed(raw) is None:
@@ -140,13 +137,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for raw in file:
-            if _OLD_KEY in raw:
-                raise SettingError(
-                    f"{path} has the names of an older version of the suite, such as {_OLD_LOSS} for {LOSS}; read it "
-                    "and resume its run with the version that wrote it, or start a new run"
-                )
-            yield raw
+        yield from file
 
 
 class _Thinned:

@@ -132,11 +132,9 @@ def test_an_early_end_is_said(tmp_path):
     assert f"<p>The run {reason}.</p>" in page
 
 
-def test_a_run_without_a_step_and_one_of_an_older_version_are_refused(tmp_path):
+def test_a_run_without_a_step_is_refused(tmp_path):
     with pytest.raises(SettingError, match="has not finished a step, so there is nothing to report; its logs are in"):
         read_run(folder(tmp_path, []))
-    with pytest.raises(SettingError, match="names of an older version"):
-        read_run(folder(tmp_path, [{"step": 1, "loss": 3.0}]))
 
 
 def test_a_page_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, monkeypatch):
