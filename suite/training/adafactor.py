@@ -19,6 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+BETA2_DECAY, LEAST_SCALE = -0.8, 1e-3
+"""The authors' numbers, and torch's defaults."""
+
 BATCH_BYTES = 4 << 20
 """The most bytes of parameters updated together. One of more than half is alone, and its gradient is not copied."""
 
@@ -30,26 +33,11 @@ roots beside the second moments."""
 class Adafactor(torch.optim.Optimizer):
     """Adafactor without a wait of the host. Steps are counted on the host."""
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-2,
-        beta2_decay: float = -0.8,
-        eps: tuple[float | None, float] = (None, 1e-3),
-        d: float = 1.0,
-        weight_decay: float = 0.0,
-    ) -> None:
+    def __init__(self, params: Any, lr: float = 1e-2, weight_decay: float = 0.0) -> None:
         """At step t the rate is ``min(lr, 1 / sqrt(t))`` times the root mean square of the parameter, at least
-        ``eps[1]``; the second moment decays by ``1 - t ** beta2_decay`` and its root is at least ``eps[0]``, by default
-        the format's epsilon; an update whose root mean square is above ``d`` is scaled down to it."""
-        if not (lr >= 0 >= beta2_decay and (eps[0] or 0) >= 0 and eps[1] >= 0 and d > 0 and weight_decay >= 0):
-            raise ValueError(
-                f"Adafactor takes numbers that are not negative, beta2_decay of at most 0 and d above 0; it was given "
-                f"{lr=}, {beta2_decay=}, {eps=}, {d=}, {weight_decay=}"
-            )
-        super().__init__(
-            params, {"lr": lr, "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay}
-        )
+        ``LEAST_SCALE``; the second moment decays by ``1 - t ** BETA2_DECAY`` and its root is at least the format's
+        epsilon; an update whose root mean square is above 1 is scaled down to it."""
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -90,10 +78,8 @@ class Adafactor(torch.optim.Optimizer):
     def _update(self, parameters: list[Tensor], step: float, group: dict[str, Any]) -> None:
         """Updates n parameters of one shape and step; all that is batched has n as its first size."""
         shape, size = parameters[0].shape, parameters[0].numel()
-        least, least_scale = group["eps"]
-        least = torch.finfo(parameters[0].dtype).eps if least is None else least
-        decay, lr = step ** group["beta2_decay"], group["lr"]
-        scales = torch.stack(torch._foreach_norm(parameters)).div_(size**0.5).clamp_(min=least_scale)
+        least, decay, lr = torch.finfo(parameters[0].dtype).eps, step**BETA2_DECAY, group["lr"]
+        scales = torch.stack(torch._foreach_norm(parameters)).div_(size**0.5).clamp_(min=LEAST_SCALE)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - lr * group["weight_decay"])
         gradients = _batch([parameter.grad for parameter in parameters if parameter.grad is not None])
@@ -112,7 +98,7 @@ class Adafactor(torch.optim.Optimizer):
             roots = moments("variance", gradients * gradients).sqrt()
         updates = torch.div(gradients, roots.clamp_(min=least), out=roots)
         norms = torch.stack(torch._foreach_norm(updates.unbind()))
-        scales.div_(norms.div_(size**0.5 * group["d"]).clamp_(min=1)).mul_(-min(lr, 1 / step**0.5))
+        scales.div_(norms.div_(size**0.5).clamp_(min=1)).mul_(-min(lr, 1 / step**0.5))
         torch._foreach_add_(parameters, updates.mul_(scales.view(-1, *[1] * len(shape))).unbind())
 
 

@@ -100,8 +100,7 @@ def make_optimizer(
     """Returns the optimizer of these parameters, or groups of them: torch's, or Adafactor in batches."""
     common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if settings.name == "adafactor":
-        # update clipping d = 1 is part of Adafactor (Shazeer and Stern, 2018) and independent of max_grad_norm
-        return Adafactor(parameters, d=1.0, **common)
+        return Adafactor(parameters, **common)  # it clips updates, whatever max_grad_norm is
     if settings.name == "rmsprop":
         return torch.optim.RMSprop(
             parameters, alpha=settings.beta2, eps=settings.epsilon, momentum=settings.beta1, **common

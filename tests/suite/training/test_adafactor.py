@@ -87,7 +87,7 @@ def assert_close(expected, found):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"lr": 0.5}, {"weight_decay": 0.1}, {"d": 2.0}, {"beta2_decay": -0.5}, {"eps": (1e-3, 0.1)}, {"lr": 0.0}],
+    [{}, {"lr": 0.5}, {"weight_decay": 0.1}, {"lr": 0.0}],
     ids=str,
 )
 def test_values_and_states_are_those_of_torch(settings):
@@ -220,12 +220,3 @@ def test_a_state_dict_resumes():
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     walk(second, parameters, gradients[2:])
     assert_same_bits(results(parameters, second), whole)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"lr": -1.0}, {"beta2_decay": 0.1}, {"eps": (-1.0, 1e-3)}, {"eps": (None, -1.0)}, {"d": 0.0},
-                 {"weight_decay": -1.0}], ids=str,
-)  # fmt: skip
-def test_wrong_numbers_are_refused(settings):
-    with pytest.raises(ValueError, match="Adafactor takes numbers that are not negative"):
-        Adafactor(parameters_of(draw(SHAPES, 0)), **settings)
