@@ -162,29 +162,23 @@ def relu_convolutions(*steps: tuple[int, int, tuple[int, int], tuple[int, int]])
     return nn.Sequential(*parts)
 
 
+def bottleneck(width: int, *steps: tuple[tuple[int, int], tuple[int, int]]) -> nn.Sequential:
+    """Returns a convolution for each (kernel, stride) at a quarter of the width, between two of 1 x 1."""
+    narrow, one = width // 4, (1, 1)
+    inner = [(narrow, narrow, kernel, stride) for kernel, stride in steps]
+    return relu_convolutions((width, narrow, one, one), *inner, (narrow, width, one, one))
+
+
 def conv_1x1(width: int, stride: int) -> nn.Module:
     return relu_convolutions((width, width, (1, 1), (stride, stride)))
 
 
 def conv_3x3(width: int, stride: int) -> nn.Module:
-    """A 3 x 3 convolution at a quarter of the width."""
-    narrow = width // 4
-    return relu_convolutions(
-        (width, narrow, (1, 1), (1, 1)),
-        (narrow, narrow, (3, 3), (stride, stride)),
-        (narrow, width, (1, 1), (1, 1)),
-    )
+    return bottleneck(width, ((3, 3), (stride, stride)))
 
 
 def conv_1x7_7x1(width: int, stride: int) -> nn.Module:
-    """A 1 x 7 and a 7 x 1 convolution at a quarter of the width."""
-    narrow = width // 4
-    return relu_convolutions(
-        (width, narrow, (1, 1), (1, 1)),
-        (narrow, narrow, (1, 7), (1, stride)),
-        (narrow, narrow, (7, 1), (stride, 1)),
-        (narrow, width, (1, 1), (1, 1)),
-    )
+    return bottleneck(width, ((1, 7), (1, stride)), ((7, 1), (stride, 1)))
 
 
 def max_pool_2x2(width: int, stride: int) -> nn.Module:

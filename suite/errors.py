@@ -126,13 +126,18 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def typed_line(error: BaseException) -> str:
+    """Returns an error's type and the first line of its message, for an error in a user's own code."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def shortened(text: str) -> str:
     """Returns a text that a user typed, cut to 100 characters."""
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def nearest(requested: str, known: Iterable[str], count: int = 3) -> str:
+def nearest(requested: str, known: Iterable[str]) -> str:
     """Returns ``did you mean a, b?`` with the closest known names, or lists all known names when none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(requested, names, n=count, cutoff=0.5)
+    close = difflib.get_close_matches(requested, names, n=3, cutoff=0.5)
     return f"did you mean {', '.join(close)}?" if close else f"known names: {', '.join(names)}"

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 from experiments.custom.loading import seeded
 from experiments.custom.loss import units_of
 from suite.data.epochs import ShuffledEpochs
-from suite.errors import DataError, SettingError, first_line
+from suite.errors import DataError, SettingError, typed_line
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
 from suite.train_spec import Dataset, TrainSpec
@@ -131,7 +131,7 @@ def _called(read: Callable[[], Any], what: str) -> Any:
     try:
         return read()
     except Exception as error:
-        raise DataError(f"{what} cannot be read: {type(error).__name__}: {first_line(error)}") from error
+        raise DataError(f"{what} cannot be read: {typed_line(error)}") from error
 
 
 def _checked(batch: Any, what: str) -> tuple[Tensors, Tensors]:

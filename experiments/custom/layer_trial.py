@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from suite.errors import first_line
+from suite.errors import typed_line
 from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, copies_of_buffers, replaced
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.rng import seeded
@@ -36,10 +36,7 @@ def trial_error(layer: nn.Module, inputs: Tensors) -> str:
     try:
         return _trial_error(layer, inputs)
     except Exception as error:
-        return (
-            "runs once, and fails in another forward from the same state, as a recompute is "
-            f"({type(error).__name__}: {first_line(error)})"
-        )
+        return f"runs once, and fails in another forward from the same state, as a recompute is ({typed_line(error)})"
 
 
 def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
@@ -103,7 +100,7 @@ def _evaluation_error(layer: nn.Module, inputs: Tensors, in_training: Tensors) -
         with torch.no_grad(), replaced(copies_of_buffers(layer)):
             outputs = _forward(layer, inputs)
     except Exception as error:
-        return f"fails in evaluation mode: {type(error).__name__}: {first_line(error)}"
+        return f"fails in evaluation mode: {typed_line(error)}"
     finally:
         layer.train()
     if (found := described(outputs)) != (wanted := described(in_training)):
@@ -133,7 +130,7 @@ def _backward_error(layer: nn.Module, outputs: Tensors) -> str:
         if sums:
             torch.autograd.backward(sums)
     except Exception as error:
-        return f"has a backward that fails: {type(error).__name__}: {first_line(error)}"
+        return f"has a backward that fails: {typed_line(error)}"
     gradients = {name: parameter.grad for name, parameter in layer.named_parameters()}
     for parameter in layer.parameters():
         parameter.grad = None
@@ -150,7 +147,7 @@ def _error_on_fakes(layer: nn.Module, inputs: Tensors) -> str:
     except Exception as error:
         return (
             "does not run on tensors without values, from which costs are estimated "
-            f"({type(error).__name__}: {first_line(error)}); what it computes must not depend on values: use "
+            f"({typed_line(error)}); what it computes must not depend on values: use "
             "torch.where"
         )
     return ""

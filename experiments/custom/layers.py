@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.custom.layer_trial import described, trial_error
 from suite.device import one_thread
-from suite.errors import SettingError, first_line
+from suite.errors import SettingError, typed_line
 from suite.pipeline.model.batchnorm import by_micro_batch
 from suite.pipeline.model.layers import Tensors, structure_key, ties_of
 from suite.pipeline.runtime.skip import Stash, call, pops_of, stashes_of
@@ -59,9 +59,7 @@ def on_meta(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
             memo |= {id(tensor): _as_meta(tensor) for tensor in values.values()}  # copies no value
             bare = copy.deepcopy(layer, memo)
         except Exception as error:
-            raise SettingError(
-                f"a {type(layer).__name__} cannot be copied ({type(error).__name__}: {first_line(error)})"
-            ) from error
+            raise SettingError(f"a {type(layer).__name__} cannot be copied ({typed_line(error)})") from error
         bare.reset_parameters = partial(_restore, bare, values)  # type: ignore[assignment]
         return bare
     if len(on_meta_device) < len(values):
@@ -162,7 +160,7 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
             stashes = f", then what it stashes: {', '.join(stashes_of(layer))}" if stashes_of(layer) else ""
             return [f"{name} returns {fault}; it must return one tensor or a tuple of tensors{stashes}"]
         except Exception as error:
-            return [f"{name} cannot take {taken}: {type(error).__name__}: {first_line(error)}"]
+            return [f"{name} cannot take {taken}: {typed_line(error)}"]
         if [tensor._version for tensor in taken_tensors] != versions:
             return [
                 f"{name} changes its inputs in place, and a recompute would start from changed ones; use the operation "
@@ -243,7 +241,7 @@ def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash:
     except Exception as error:
         return (
             "does not run on the meta device, where shapes are found without values "
-            f"({type(error).__name__}: {first_line(error)}); shapes must not depend on values, and every tensor that a "
+            f"({typed_line(error)}); shapes must not depend on values, and every tensor that a "
             "layer holds must be a parameter or a buffer"
         )
     if described(found) != described(outputs):
@@ -260,10 +258,7 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
     except SettingError as fault:
         return [str(fault)]
     except Exception as error:
-        return [
-            f"the loss cannot take {described(outputs)} with targets {described(targets)}: "
-            f"{type(error).__name__}: {first_line(error)}"
-        ]
+        return [f"the loss cannot take {described(outputs)} with targets {described(targets)}: {typed_line(error)}"]
     if objective.dim():
         return [f"the loss returns a tensor of shape {tuple(objective.shape)}; it must be one number, a mean over rows"]
     if not objective.requires_grad:
@@ -274,7 +269,7 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
     except Exception as error:
         return [
             "the loss does not run on tensors without values, from which costs are estimated "
-            f"({type(error).__name__}: {first_line(error)}); shapes must not depend on values: use torch.where instead "
+            f"({typed_line(error)}); shapes must not depend on values: use torch.where instead "
             "of a mask as an index"
         ]
     return []

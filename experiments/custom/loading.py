@@ -25,7 +25,7 @@ import torch
 
 from experiments.custom.own_imports import ROOT, check_names, search_last
 from experiments.custom.spec_check import check_functions, layers_of
-from suite.errors import SettingError, SuiteError, first_line, nearest
+from suite.errors import SettingError, SuiteError, nearest, typed_line
 from suite.pipeline.model import rng
 from suite.sweep_spec import SweepRun, SweepSpec
 from suite.train_spec import TrainSpec
@@ -266,7 +266,7 @@ def _line_of(error: BaseException, place: str) -> str:
 
 
 def _described(error: BaseException) -> str:
-    said = f"{type(error).__name__}: {first_line(error)}"
+    said = typed_line(error)
     if "TrainSpec.__init__()" in said:
         said += f"; its fields are {', '.join(field.name for field in fields(TrainSpec))}"
     return said

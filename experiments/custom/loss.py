@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from suite.device import is_host
-from suite.errors import SettingError, first_line
+from suite.errors import SettingError, typed_line
 from suite.pipeline.model.layers import Tensors
 from suite.train_spec import TrainSpec
 
@@ -79,9 +79,7 @@ class SummedLoss(nn.Module):
                 try:
                     value = torch.as_tensor(_sum(metric(*tensors), units), dtype=objective.dtype)
                 except Exception as error:
-                    raise SettingError(
-                        f"the metric {name} fails or returns no number: {type(error).__name__}: {first_line(error)}"
-                    ) from error
+                    raise SettingError(f"the metric {name} fails or returns no number: {typed_line(error)}") from error
                 if value.dim():
                     raise SettingError(
                         f"the metric {name} returns a tensor of shape {tuple(value.shape)}; it must be one number, a "

@@ -11,7 +11,7 @@ from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import all_on_meta, find_layer_errors, tie_shared
 from experiments.custom.loading import load_spec
 from experiments.custom.loss import SummedLoss
-from suite.errors import SettingError, SuiteError, first_line
+from suite.errors import SettingError, SuiteError, typed_line
 from suite.pipeline.model.layers import Tensors
 from suite.train_spec import TrainSpec
 
@@ -34,7 +34,7 @@ def update_factors(spec: TrainSpec, name: str, parameter: nn.Parameter) -> tuple
     try:
         found = spec.param_groups(name, parameter)
     except Exception as error:
-        raise SettingError(f"param_groups failed for {name}: {type(error).__name__}: {first_line(error)}") from error
+        raise SettingError(f"param_groups failed for {name}: {typed_line(error)}") from error
     if isinstance(found, tuple | list) and len(found) == 2:
         lr_factor, decay_factor = found
         if all(isinstance(factor, int | float) and 0 <= factor < math.inf for factor in found):
@@ -70,5 +70,5 @@ def layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, ..
     except SuiteError as error:
         return (str(error),)
     except Exception as error:
-        return (f"{source} does not describe a model that can be trained: {type(error).__name__}: {first_line(error)}",)
+        return (f"{source} does not describe a model that can be trained: {typed_line(error)}",)
     return tuple(found)
