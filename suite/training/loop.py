@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from suite.device import is_host, module_of
 from suite.errors import NonFiniteError
@@ -16,7 +17,6 @@ from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.nonfinite import NonFiniteRecord, find_nonfinite
 from suite.settings import LoopSettings
 from suite.training import metrics
-from suite.training.checkpoint import Saver
 from suite.training.fingerprints import Fingerprints
 from suite.training.layer_stats import LayerStats
 from suite.training.profiling import StepProfiler
@@ -39,6 +39,22 @@ LAST_SAVE_TIMEOUT_S = 4 * SAVE_TIMEOUT_S
 """The last save is tried ``checkpoint.writing.LIMIT`` times."""
 
 
+class Saving(Protocol):
+    """The part of ``checkpoint.Saver`` that the loop uses. All workers make the same calls in the same order."""
+
+    def on_step_end(self, step: int, applied: bool) -> None:
+        """Notes that ``step`` steps are done, and whether the last one updated the weights."""
+
+    def save(self, step: int, units: int, best: bool = False) -> None:
+        """Starts saving the state after ``step`` steps; ``best``: no validation before was better."""
+
+    def wait(self) -> None:
+        """Waits for the current save."""
+
+    def finish(self, step: int, units: int, best: bool = False) -> None:
+        """Returns when the state after the last step is saved."""
+
+
 @dataclass(frozen=True)
 class TrainingSetup:
     """The parts of one worker. ``batches`` returns its share of a step's mini-batch, or None if it needs none."""
@@ -46,7 +62,7 @@ class TrainingSetup:
     executor: Executor
     optimizer: StageOptimizer
     batches: Callable[[int], MiniBatch | None]
-    saver: Saver
+    saver: Saving
     trackers: Sequence[Tracker]
     """Empty on all workers but the metrics rank."""
     trace: TraceWriter | None = None
