@@ -64,9 +64,9 @@ def png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def thinned(points: Sequence[tuple[float, float]], count: int = POINTS) -> tuple[list[float], list[float]]:
-    """Returns x and y of at most about ``count`` points."""
-    width = max(1, len(points) // count)
+def thinned(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Returns x and y of at most about ``POINTS`` points."""
+    width = max(1, len(points) // POINTS)
     parts = [points[at : at + width] for at in range(0, len(points), width)]
     return [part[-1][0] for part in parts], [statistics.fmean(y for _, y in part) for part in parts]
 

@@ -24,14 +24,6 @@ class Picture:
     wide: bool = True
     """Whether it takes the whole width of the page, and scrolls on a narrow one."""
 
-    @property
-    def svg(self) -> str:
-        return figure.svg(self.figure)
-
-    @property
-    def png(self) -> bytes:
-        return figure.png(self.figure)
-
 
 @dataclass(frozen=True)
 class Section:
@@ -88,14 +80,14 @@ class Page:
 
         text = files("experiments.report").joinpath("page.html").read_text()
         template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(text)
-        return template.render(page=self, readable=readable)
+        return template.render(page=self, readable=readable, svg=figure.svg)
 
     def write(self, folder: Path) -> list[Path]:
         """Writes ``report.html``, ``report.md`` and the Markdown's pictures; returns the paths of the first two."""
         folder.mkdir(parents=True, exist_ok=True)
         for section in self.sections:
             for picture in section.pictures:
-                (folder / self._file(picture)).write_bytes(picture.png)
+                (folder / self._file(picture)).write_bytes(figure.png(picture.figure))
         paths = [folder / f"{self.name}.html", folder / f"{self.name}.md"]
         paths[0].write_text(self.html(), encoding="utf-8")
         paths[1].write_text(self.markdown())

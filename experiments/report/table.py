@@ -19,10 +19,6 @@ ReportProgress = Callable[[int, int, str], None]
 """Called before each part of a table with the number of parts done, their total, and the part's name."""
 
 
-def silent(done: int, total: int, part: str) -> None:
-    """Reports nothing."""
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows of values under headings; numbers are rounded for display and exact in the CSV."""

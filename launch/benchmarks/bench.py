@@ -7,7 +7,7 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,9 +21,8 @@ from experiments.benchmark.peers.workload import BenchWorkload
 from experiments.benchmark.report import entrants_table, page, summary
 from experiments.benchmark.results import Result, Score
 from launch.backends.processes import run_processes
-from launch.benchmarks.entrant_processes import run_turns
 from launch.benchmarks.feed import feed_table
-from launch.benchmarks.worker import BenchInputs, Observation, reference_gradients, tensor_name
+from launch.benchmarks.worker import BenchInputs, Observation, reference_gradients, run_turns, tensor_name
 from launch.runs.store import RUNS
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
@@ -105,7 +104,7 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     parameters = _parameters(work)
     scores = []
     for entrant in accepted:
-        scored = _add_plan(score(entrant, found[entrant.name], parameters), plans, entrant)
+        scored = score(entrant, found[entrant.name], parameters, plans)
         if scored.recomputes is not None:
             ideal_s = ideal_fill_drain_s(costs, cells[work.stages], work.micro_batches, scored.recomputes)
             scored = replace(scored, ideal_s=ideal_s)
@@ -150,10 +149,26 @@ def peak_of(plan: Plan) -> int:
     return max(stage.peak_bytes for stage in plan.cells)
 
 
-def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
-    if entrant.name not in plans:
-        return found
-    plan = plans[entrant.name]
+def score(entrant: Entrant, found: Sequence[Observation], parameters: set[str], plans: Mapping[str, Plan]) -> Score:
+    """Merges what the workers found of one entrant, and its plan if it has one. A missing gradient counts as infinitely
+    wrong."""
+    differences = [math.inf if math.isnan(value) else value for one in found for value in one.differences.values()]
+    is_whole = {name for one in found for name in one.differences} == parameters
+    rounds = tuple(
+        tuple(max(of_step) for of_step in zip(*of_round, strict=True))
+        for of_round in zip(*(one.rounds for one in found), strict=True)
+    )
+    merged = Score(
+        entrant.name,
+        entrant.ours,
+        entrant.recomputes,
+        rounds,
+        max(one.peak for one in found),
+        difference=max(differences) if is_whole else math.inf,
+    )
+    plan = plans.get(entrant.name)
+    if plan is None:
+        return merged
     recomputes_forward, whole = plan.recomputes
     cap = peak_of(plans[entrant.memory_of]) - UNCOUNTED_BYTES if entrant.memory_of else None
     share = f"{recomputes_forward} of {whole} forwards recomputed"
@@ -163,25 +178,7 @@ def _add_plan(found: Score, plans: dict[str, Plan], entrant: Entrant) -> Score:
     # even with full recomputation a schedule keeps one micro-batch a stage
     partly = 0 < recomputes_forward < whole - plan.pipeline.stages
     recomputes = None if partly else recomputes_forward > 0
-    return replace(found, memory_limit_bytes=cap, simulated_s=plan.step_s, recomputes=recomputes, remark=remark)
-
-
-def score(entrant: Entrant, found: Sequence[Observation], parameters: set[str]) -> Score:
-    """Merges what the workers found of one entrant. A missing gradient counts as infinitely wrong."""
-    differences = [math.inf if math.isnan(value) else value for one in found for value in one.differences.values()]
-    is_whole = {name for one in found for name in one.differences} == parameters
-    rounds = tuple(
-        tuple(max(of_step) for of_step in zip(*of_round, strict=True))
-        for of_round in zip(*(one.rounds for one in found), strict=True)
-    )
-    return Score(
-        entrant.name,
-        entrant.ours,
-        entrant.recomputes,
-        rounds,
-        max(one.peak for one in found),
-        difference=max(differences) if is_whole else math.inf,
-    )
+    return replace(merged, memory_limit_bytes=cap, simulated_s=plan.step_s, recomputes=recomputes, remark=remark)
 
 
 def machine() -> dict[str, Any]:

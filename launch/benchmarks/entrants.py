@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
+from experiments.benchmark.peers.cell import OneProcess
 from experiments.benchmark.peers.deepspeed_pipeline import DeepSpeedPipeline
-from experiments.benchmark.peers.one_process import OneProcess
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
 from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD, TorchPipelining
 from experiments.benchmark.peers.workload import SEED
@@ -32,7 +32,6 @@ class Suite:
         self._batch = context.batch if place.is_first or place.is_last else None
 
     def step(self) -> None:
-        """Forward and backward of the mini-batch, then the reduction over replicas."""
         self._executor.train(self._batch, 0)
         self._optimizer.finish_reduction()
 
@@ -42,7 +41,6 @@ class Suite:
         return {key: self._optimizer.gradient(key) for key in keys}
 
     def clear(self) -> None:
-        """Drops the gradients."""
         self._optimizer.clear()
 
 

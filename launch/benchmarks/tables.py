@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from rich.console import Console
 
@@ -17,10 +18,8 @@ from experiments.sweeps.transfer import transfer_table
 from experiments.tables.breakdown import breakdown_table
 from experiments.tables.paper_plans import paper_plans_table
 from experiments.tables.prediction import PredictedModel, Round, prediction_table
-from experiments.tables.table1_amoebanet import amoebanet_table
-from experiments.tables.table1_transformer import memory_table
-from experiments.tables.table2_amoebanet import amoebanet_speeds
-from experiments.tables.table2_transformer import Measurement, SleepingWork, table_2, table_3
+from experiments.tables.table1 import amoebanet_table, transformer_table
+from experiments.tables.table2 import Measurement, SleepingWork, amoebanet_speeds, table_2, table_3
 from launch.backends.backend import LocalBackend
 from launch.backends.processes import run_processes
 from launch.planning.layer_costs import measure_costs
@@ -52,13 +51,10 @@ def table(name: str, run: str, console: Console) -> None:
     """Prints a table and writes it as Markdown and CSV. Raises SettingError for an unknown name or run."""
     log: Log = console.print
     report = log_by_part(f"table {name}", log)
-
-    def step_of(work: SleepingWork) -> Measurement:
-        return _measure_step(work, log)
-
+    step_of = partial(_measure_step, log=log)
     tables: dict[str, Callable[[], list[Table]]] = {
-        "1": lambda: [memory_table(report), amoebanet_table(report)],
-        "2": lambda: [table_2(step_of, report), amoebanet_speeds(step_of, lambda work: _costs(work, log), report)],
+        "1": lambda: [transformer_table(report), amoebanet_table(report)],
+        "2": lambda: [table_2(step_of, report), amoebanet_speeds(step_of, partial(_costs, log=log), report)],
         "3": lambda: [table_3(step_of, report)],
         "4": lambda: [transfer_table(RUNS)],
         "5": _batch_sizes,

@@ -1,25 +1,40 @@
-"""What a worker process of a benchmark does: it builds the entrants, checks their gradients, then times their turns."""
+"""The worker processes of a benchmark case, which stay alive and run one entrant's turn at a time.
+
+    A's processes   build, first step   wait, without computing   steps   wait ...
+    B's processes                       build, first step         wait    steps ...
+
+In its first turn an entrant is built, and its gradients are checked. Why not start processes for each turn: that takes
+longer than the turn. Why not one set of processes for all: with twenty other entrants in the same memory, an entrant
+that computes is up to a tenth slower (measured).
+"""
 
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from experiments.benchmark.cases import Case
-from experiments.benchmark.peers.one_process import WholeModel
+from experiments.benchmark.peers.cell import WholeModel
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients, Runner
 from experiments.benchmark.peers.workload import BenchWorkload
 from experiments.tables.sleeping import no_sleep
+from launch.backends.network_interface import rendezvous_store
+from launch.backends.processes import run_processes
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from launch.worker.log_file import log_to
 from suite.pipeline.model.topology import RankCoord, make_groups
@@ -29,11 +44,12 @@ from suite.pipeline.schedule.config import ScheduleConfig
 DEADLINE_S = 3600.0
 """Longest life of a case's processes."""
 
+_POLL_S = 0.05
+"""How often the parent asks whose turn it is, and whether the workers still live."""
+
 
 @dataclass(frozen=True)
 class BenchInputs:
-    """The inputs of a case's worker processes."""
-
     case: Case
     turns: tuple[str, ...]
     """Whose turn it is, in order. In its first one an entrant is built and does its first step."""
@@ -68,12 +84,50 @@ def reference_gradients(rank: int, world: int, rendezvous: str, work: BenchWorkl
     save_file(gradients, file)
 
 
+def run_turns(inputs: BenchInputs, entrants: Sequence[Entrant], console: Console) -> dict[str, list[Observation]]:
+    """Runs all turns; returns what each worker found, by entrant. Entrants that compute get processes of their own, the
+    others share theirs. Raises what ended the workers."""
+    case = inputs.case
+    groups = [[one] for one in entrants] if case.own_processes else [list(entrants)]
+    workers = case.work.stages * case.work.replicas
+    store = rendezvous_store("127.0.0.1")
+    store.set("0", "")
+    ended = threading.Event()
+    running: list[Future[list[Any]]] = []
+    with ThreadPoolExecutor(len(groups), "entrants") as threads:
+        try:
+            for number in range(len(inputs.turns)):
+                if number < len(groups):  # after the turn before: each has the machine to itself in its first step
+                    running.append(
+                        threads.submit(
+                            run_processes, serve, workers, inputs, groups[number], store.port, deadline_s=DEADLINE_S,
+                            should_stop=ended.is_set,
+                        )
+                    )  # fmt: skip
+                while not store.check([str(number + 1)]):  # a wait with a time limit would print a warning each time
+                    for future in running:
+                        if future.done():
+                            future.result()
+                    time.sleep(_POLL_S)
+                if number >= len(entrants) and (number + 1) % len(entrants) == 0:
+                    console.print(f"{case.title}: round {(number + 1) // len(entrants) - 1} of {case.rounds}")
+            found = [future.result() for future in running]
+        except BaseException:
+            ended.set()
+            raise
+    return {
+        entrant.name: [of_worker[entrant.name] for of_worker in of_group]
+        for group, of_group in zip(groups, found, strict=True)
+        for entrant in group
+    }
+
+
 def serve(
     rank: int, world: int, rendezvous: str, inputs: BenchInputs, entrants: Sequence[Entrant], port: int
 ) -> dict[str, Observation]:
     """Runs all turns of these entrants; returns what this worker found of each.
 
-    In the store at ``port``, of ``launch.benchmarks.entrant_processes``, a turn's number appears when it may begin.
+    In the store at ``port`` a turn's number appears when it may begin.
     """
     log_to(inputs.log)
     init_process_group(rank, world, rendezvous, threads=1)

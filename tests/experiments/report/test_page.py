@@ -16,7 +16,7 @@ def picture():
 
 
 def test_text_and_axes_of_a_figure_take_the_colour_of_the_page():
-    svg = picture().svg
+    svg = figures.svg(picture().figure)
     assert svg.startswith("<svg")
     assert all(f">{text}</text>" in svg for text in ("step", "loss", "a run"))  # text, not outlines
     colours = set(re.findall(r"(?:fill|stroke): ([^;\"]+)", svg)) - {"none"}

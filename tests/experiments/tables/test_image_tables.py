@@ -8,26 +8,25 @@ import pytest
 
 from experiments.report.paper import paper_numbers
 from experiments.sweeps.transfer import SEEDS, SETS, fine_tuning, run_id, transfer_runs, transfer_table
-from experiments.tables.table1_amoebanet import amoebanet_costs
-from experiments.tables.table1_transformer import columns, fits, largest
-from experiments.tables.table2_amoebanet import amoebanet_speeds, split_layers
-from tests.experiments.tables.test_tables import column, cost, exact
+from experiments.tables.table1 import amoebanet_costs, columns, fits, largest
+from experiments.tables.table2 import amoebanet_speeds, heaviest_over_mean, split_layers
+from tests.experiments.tables.test_tables import column, cost, exact, silent
 
 UNEVEN = [cost(1.0, 2.0)] * 9 + [cost(3.0, 4.0)] * 3 + [cost(0.5, 1.0)] * 12
 
 
 def test_the_plans_partition_is_the_lightest():
-    planned = split_layers(UNEVEN, 4, 32, 32)
+    cells, seconds, _ = split_layers(UNEVEN, 4, 32, 32)
     weights = [2 * c.forward_s + c.backward_s for c in UNEVEN]
     ends = [(i, j, k) for i in range(1, 22) for j in range(i + 1, 23) for k in range(j + 1, 24)]
     lightest = min(max(sum(weights[a:b]) for a, b in pairwise((0, *inner, 24))) for inner in ends)
-    assert planned.heaviest_over_mean * sum(weights) / 4 == pytest.approx(lightest)
-    assert sum(planned.cells) == 24
-    assert statistics.fmean(forward for forward, _ in planned.seconds) == pytest.approx(0.040)
+    assert heaviest_over_mean(seconds) * sum(weights) / 4 == pytest.approx(lightest)
+    assert sum(cells) == 24
+    assert statistics.fmean(forward for forward, _ in seconds) == pytest.approx(0.040)
 
 
 def test_table_2_of_an_even_network_is_the_closed_form():
-    table = amoebanet_speeds(exact, lambda work: [cost(1.0, 2.0)] * 24)
+    table = amoebanet_speeds(exact, lambda work: [cost(1.0, 2.0)] * 24, silent)
     speeds = {(row[0], row[1]): row[6] for row in table.rows}
     assert speeds[2, 1] == 1.0
     assert speeds[8, 32] / speeds[2, 32] == pytest.approx(65 / 18.5, rel=0.01)
@@ -43,7 +42,7 @@ def test_table_2_measures_the_networks_own_micro_batches():
         measured.append((work.name, work.sample().largest.inputs[0].shape))
         return UNEVEN
 
-    table = amoebanet_speeds(exact, costs)
+    table = amoebanet_speeds(exact, costs, silent)
     assert measured == [("amoebanet_18x256", (4, 3, 224, 224))]
     assert all(row[3] > 1 for row in table.rows)  # these layers are uneven
 
@@ -51,7 +50,7 @@ def test_table_2_measures_the_networks_own_micro_batches():
 def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones_do_not():
     numbers = paper_numbers("table1.amoebanet")
     limit = numbers["device_gib"] * 2**30
-    pipeline = columns("amoebanet", 128)[2].pipeline
+    pipeline = columns("amoebanet", 128)[2][1]
     assert pipeline.stages == numbers["K"][2] == 2
     layers, filters = numbers["L"][2], numbers["D"][2]
     assert fits(amoebanet_costs(layers, filters, 1), pipeline, numbers["bytes_per_parameter"], limit)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from experiments.report.table import silent
 from experiments.tables.paper_plans import HEADINGS, paper_plans_table
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
+from tests.experiments.tables.test_tables import silent
 
 
 def small() -> TranslationExperiment:

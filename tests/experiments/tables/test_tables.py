@@ -9,8 +9,8 @@ from experiments.planning.step_parts import PARTS, shares
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, readable
 from experiments.tables.breakdown import breakdown_table
-from experiments.tables.table1_transformer import memory_table
-from experiments.tables.table2_transformer import (
+from experiments.tables.table1 import transformer_table
+from experiments.tables.table2 import (
     Measurement,
     SleepingWork,
     cell_seconds,
@@ -22,6 +22,10 @@ from experiments.tables.table2_transformer import (
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.schedule.timeline import Span, Timeline
 from suite.training.trace import StepTrace
+
+
+def silent(done: int, total: int, part: str) -> None:
+    pass
 
 
 def cost(forward, backward):
@@ -45,7 +49,7 @@ def test_the_papers_rows_of_table_1_are_consistent():
 
 
 def test_table_1_fits_its_devices_and_no_larger_model_would():
-    table = memory_table()
+    table = transformer_table(silent)
     fullest = column(table, "fullest device GiB (computed)")
     piped = [gib for name, gib in zip(column(table, "devices"), fullest, strict=True) if name != "Naive-1"]
     assert all(15 <= gib <= 16 for gib in piped)
@@ -59,7 +63,7 @@ def test_table_1_fits_its_devices_and_no_larger_model_would():
 
 
 def test_table_2_of_a_perfect_executor_is_the_closed_form():
-    table = table_2(exact)
+    table = table_2(exact, silent)
     equal = [row for row in table.rows if row[2] == "equal"]
     speeds = {(row[0], row[1]): (row[6], row[8]) for row in equal}
     assert speeds[2, 1] == (1.0, 1.0)
@@ -68,12 +72,12 @@ def test_table_2_of_a_perfect_executor_is_the_closed_form():
     assert speeds[8, 32][0] / speeds[2, 32][0] == pytest.approx(65 / 18.5, rel=0.01)
     assert f"measured {speeds[8, 32][0] / speeds[2, 32][0]:.3f}" in table.notes[0]
     cut = [row for row in table.rows if row[2] == "as cut"]
-    assert [row[:2] for row in cut] == [(2, 32), (4, 32), (8, 32)]
+    assert [row[:2] for row in cut] == [[2, 32], [4, 32], [8, 32]]
     assert cut[-1][6] / cut[0][6] < 65 / 18.5  # whole layers do not divide evenly
 
 
 def test_table_3_has_a_slow_link_in_its_simulation():
-    rows = [row for row in table_3(exact).rows if row[2] == "equal"]
+    rows = [row for row in table_3(exact, silent).rows if row[2] == "equal"]
     assert [row[0] for row in rows] == [2, 4, 8]
     assert rows[0][9] == 1.0
     assert rows[2][7] < rows[2][8]  # simulated with the link below the closed form without

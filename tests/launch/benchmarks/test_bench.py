@@ -17,12 +17,13 @@ from rich.console import Console
 
 from experiments.benchmark import cases
 from experiments.benchmark.cases import CASES, Case, ideal_fill_drain_s, turn_order
-from experiments.benchmark.peers.one_process import OneProcess
+from experiments.benchmark.peers.cell import OneProcess
 from experiments.benchmark.peers.peer import Entrant
 from experiments.benchmark.peers.workload import SyntheticWork
 from experiments.benchmark.report import HEADINGS, entrants_table, page, summary
 from experiments.benchmark.results import TOLERANCE, Result, Score
-from experiments.tables.table2_transformer import closed_form
+from experiments.report.figure import svg
+from experiments.tables.table2 import closed_form
 from launch.benchmarks import bench, entrants
 from suite.errors import SettingError, WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
@@ -180,7 +181,7 @@ def test_ratios_by_hand():
     written = page(result)
     assert "| alike | 2.000 [2.000, 2.000] |" in written.markdown()
     (picture,) = written.sections[0].pictures
-    assert "times as fast as the fastest peer" in picture.svg
+    assert "times as fast as the fastest peer" in svg(picture.figure)
     json.dumps(result.record(), allow_nan=False)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.language_model.runs import language_model
-from experiments.tables.table2_transformer import SleepingWork
+from experiments.tables.table2 import SleepingWork
 from launch.backends.processes import run_processes
 from launch.worker import distributed, measure
 from models.language_model import LanguageModelShape

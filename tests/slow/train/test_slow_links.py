@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, relative_spread
-from experiments.tables.table2_transformer import SleepingWork, cell_seconds, simulated_step
+from experiments.tables.table2 import SleepingWork, cell_seconds, simulated_step
 from launch.backends.processes import run_processes
 from launch.worker.distributed import init_process_group
 from launch.worker.measure import measure_layers, measure_link, measure_steps, slowest_s
