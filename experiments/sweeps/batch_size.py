@@ -15,7 +15,7 @@ from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
 from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.report.margins import mean_and_margin
-from experiments.sweeps.report.results import Results
+from experiments.sweeps.report.results import Metric, Results
 from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import text_sweep
 from experiments.translation.experiment import TranslationExperiment
@@ -84,7 +84,10 @@ def batch_table(results: Results) -> Table:
         rows.append(
             [size, here, *_cells(results, share, EQUAL_STEPS), *_cells(results, share, EQUAL_TOKENS), bleu, nll]
         )
-    copied = [None, None, *(_copied(results, metric) for metric in MEASURES)]
+    # the scores of the source itself are the same for all runs, and have no NLL
+    of_source = (Metric(name, copied=True, into_english=True) for name in MEASURES)
+    copies = ([run.score(LANGUAGE, metric) for run in results.runs[:1]] for metric in of_source)
+    copied = [None, None, *(mean_and_margin([score for score in found if score is not None]) for found in copies)]
     rows.append(["copying the source", None, *copied, *copied, None, None])
     columns = ("steps", "tokens", "test NLL", "chrF", "BLEU")
     measured = [f"{column}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for column in columns]
@@ -98,16 +101,11 @@ def batch_table(results: Results) -> Table:
     return Table(f"table-5-{results.scale}", title, headings, rows, notes)
 
 
-def _copied(results: Results, metric: str) -> str | None:
-    """Returns a score of the source itself, which is the same for all runs and has no NLL."""
-    copies = [run.score(LANGUAGE, metric, copied=True, into_english=True) for run in results.runs[:1]]
-    return mean_and_margin([copy for copy in copies if copy is not None])
-
-
 def _cells(results: Results, share: float, kind: str) -> list[Value]:
     name = label(share, kind)
     record = next((run.record for run in results.runs_of(name)), {})
-    scores = [mean_and_margin(results.means(name, [LANGUAGE], metric, into_english=True)) for metric in MEASURES]
+    metrics = (Metric(each, into_english=True) for each in MEASURES)
+    scores = [mean_and_margin(results.means(name, [LANGUAGE], metric)) for metric in metrics]
     return [record.get("steps"), record.get("tokens"), *scores]
 
 

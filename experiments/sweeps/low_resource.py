@@ -2,15 +2,221 @@
 
 This is the paper's claim that one multilingual model beats bilingual ones on low-resource languages (section 5, figure
 6), tested with a rule for the budget that favours neither: docs/sweeps.md.
+
+validation NLL of the language    validation pairs, at the run's best checkpoint: for tuning and for the three budgets
+test NLL, chrF, BLEU              test pairs, mean of both directions; copying the source has a row of its own
 """
 
 from __future__ import annotations
 
-from experiments.sweeps.members.few_pairs import NAME, RULES, alone, cases, low_resource_members
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from experiments.report.figure import INK, new_figure
+from experiments.report.page import Picture
+from experiments.report.table import Table, Value
+from experiments.sweeps.members.few_pairs import NAME, RULES, Case, Model, alone, cases, low_resource_members
 from experiments.sweeps.members.tuning import SETTINGS
-from experiments.sweeps.report.few_pairs import budget_table, direction_table, dose_response, score_table, verdicts
-from experiments.sweeps.report.results import Results
+from experiments.sweeps.report.figures import draw_with_margins
+from experiments.sweeps.report.margins import mean_and_margin, t_margin
+from experiments.sweeps.report.results import CHRF, DISTINCT, NLL, PLAIN, Metric, Results, Run, scored_step
+from experiments.sweeps.report.score_tables import by_direction
+from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import text_sweep
+from experiments.translation.experiment import TranslationExperiment
+from suite.data.text.sampling import temperature_weights
+from suite.training.jsonl import read_lines
+from suite.training.metrics import STEP, units_done
+
+MEASURES = {
+    "test NLL": NLL,
+    "chrF": CHRF,
+    "BLEU": Metric("bleu"),
+    "chrF, no placeholders": Metric("chrf", PLAIN),
+    "test NLL, no near-duplicates": Metric("nll", DISTINCT),
+    "chrF, no near-duplicates": Metric("chrf", DISTINCT),
+}
+"""What each column has."""
+
+PAPER = "one multilingual model beats bilingual ones, most on low-resource languages"
+
+
+@dataclass(frozen=True)
+class Validations:
+    """A run's validations of its language."""
+
+    run: Run
+    points: tuple[tuple[int, float], ...]
+    """(tokens seen, NLL in nats per token)"""
+    best: int
+    """The place of the best checkpoint's validation."""
+
+    @classmethod
+    def read(cls, run: Run) -> Validations:
+        (language,) = run.languages
+        tokens, found, steps = 0, [], []
+        for line in read_lines(run.folder / "metrics.jsonl"):
+            tokens = int(line.get(units_done("tokens"), tokens))
+            if (nll := line.get(f"valid/nll/{language}")) is not None:
+                found.append((tokens, float(nll)))
+                steps.append(int(line[STEP]))
+        return cls(run, tuple(found), steps.index(scored_step(run.record)))
+
+    @property
+    def best_tokens(self) -> int:
+        return self.points[self.best][0]
+
+    @property
+    def best_nll(self) -> float:
+        return self.points[self.best][1]
+
+    @property
+    def share(self) -> float:
+        """The share of its tokens that are of the language: its probability, computed."""
+        experiment, (language,) = self.run.member.experiment, self.run.languages
+        assert isinstance(experiment, TranslationExperiment)
+        text = experiment.text
+        counts = dict(limit.split(":") for limit in text.train_pairs or ())
+        others = [int(counts[code]) for code in text.languages or () if code != language]
+        return float(temperature_weights([_train_pairs(self.run), *others], text.temperature)[0])
+
+    def nll_at(self, tokens: float) -> float | None:
+        """Returns the best NLL until so many tokens; None before the first validation."""
+        return min((nll for at, nll in self.points if at <= tokens), default=None)
+
+
+def _train_pairs(run: Run) -> int:
+    """Returns the training pairs of the language that a run is scored in."""
+    return next(int(scores["train_pairs"]) for scores in run.scores["directions"].values())
+
+
+def _scores(runs: Sequence[Run], metric: Metric) -> list[float]:
+    """Returns a score of each run that has it."""
+    found = [run.score(run.languages[0], metric) for run in runs]
+    return [score for score in found if score is not None]
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages, if any."""
+    found = []
+    for case in cases(results.scale):
+        alone, relatives, *control = case.models
+        found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", PAPER, results))
+        for unrelated in control:
+            what = "beats one with unrelated languages"
+            found.append(_verdict(case, relatives, unrelated, what, "the paper does not test this", results))
+    return found
+
+
+def _verdict(case: Case, more: Model, less: Model, what: str, paper: str, results: Results) -> Verdict:
+    language, labels = case.group.language, [case.label(model) for model in case.models]
+    found = compare(results, case.label(more), case.label(less), [language], labels)
+    return Verdict(f"{case.title}: the multilingual model {what}", paper, ((language, found),), found.outcome)
+
+
+def score_table(results: Results) -> Table:
+    """Returns one row per model of each case, and one for copying the source."""
+    rows: list[list[Value]] = []
+    for case in cases(results.scale):
+        scored: list[Run] = []
+        for model in case.models:
+            runs = results.runs_of(case.label(model))
+            scored += runs
+            tokens = statistics.fmean(Validations.read(run).best_tokens for run in runs) if runs else None
+            scores = (mean_and_margin(_scores(runs, metric)) for metric in MEASURES.values())
+            rows.append([case.title, model.name, len(runs), *scores, tokens])
+        copies = (replace(metric, copied=True) for metric in MEASURES.values())
+        copied = (mean_and_margin(_scores(scored[:1], metric)) for metric in copies)
+        rows.append([case.title, "copying the source", None, *copied, None])
+    headings = ("language and pairs", "model", "seeds", *MEASURES, "tokens at the best checkpoint")
+    notes = [
+        "Measured on the language's test pairs, the mean of both directions; NLL in nats per token. ± is the 95% "
+        "confidence interval of the mean over seeds.",
+    ]
+    return Table("scores", "Scores of the language", headings, rows, notes)
+
+
+def direction_table(results: Results) -> Table:
+    """Returns NLL and chrF out of English and into it."""
+    found = [(case.label(model), case) for case in cases(results.scale) for model in case.models]
+    return by_direction(results, [(label, label, [case.group.language]) for label, case in found])
+
+
+def budget_table(results: Results) -> Table:
+    """Returns the validation NLL of each model at its best, at equal tokens of the language, and at equal tokens."""
+    rows: list[list[Value]] = []
+    for case in cases(results.scale):
+        alone = [Validations.read(run) for run in results.runs_of(case.label(case.models[0]))]
+        budgets = {run.run.seed: run.best_tokens for run in alone}
+        for model in case.models:
+            finished = [Validations.read(run) for run in results.runs_of(case.label(model)) if run.seed in budgets]
+            own = _at_budget([(run, budgets[run.run.seed] / run.share) for run in finished])
+            everything = _at_budget([(run, budgets[run.run.seed]) for run in finished])
+            share = statistics.fmean(run.share for run in finished) if finished else None
+            best = mean_and_margin([run.best_nll for run in finished])
+            rows.append([case.title, model.name, best, own, everything, share])
+    headings = (
+        "language and pairs",
+        "model",
+        "best validation",
+        "equal tokens of the language",
+        "equal tokens in all",
+        "share of the language",
+    )
+    notes = [
+        "Validation NLL of the language, measured. Equal tokens: as many as the bilingual run of that seed had seen at "
+        "its best checkpoint, of the language alone (tokens x its computed share) or of all languages; the best "
+        "validation of the language until then. A run that stopped improving before has its best. Not reached: a run "
+        "had its largest number of steps before; in brackets the lowest share of those tokens that a run saw."
+    ]
+    return Table("budgets", "Three budgets", headings, rows, notes)
+
+
+def _at_budget(found: Sequence[tuple[Validations, float]]) -> str | None:
+    """Returns the mean NLL of the runs, each at its own number of tokens. If runs had their largest number of steps
+    before, it returns the lowest share of those tokens that one of them saw."""
+    shares = [
+        int(run.run.record["tokens"]) / tokens
+        for run, tokens in found
+        if int(run.run.record["tokens"]) < tokens and not run.run.record.get("stopped_early")
+    ]
+    if shares:
+        return f"not reached ({min(shares):.0%})"
+    reached = [run.nll_at(tokens) for run, tokens in found]
+    return mean_and_margin([nll for nll in reached if nll is not None])
+
+
+def dose_response(results: Results) -> list[Picture]:
+    """Returns NLL and chrF against the training pairs of the language: a line a model, intervals over seeds."""
+    return [picture for measure in ("test NLL", "chrF") for picture in _dose_response(results, measure)]
+
+
+def _dose_response(results: Results, measure: str) -> list[Picture]:
+    metric, points = MEASURES[measure], dict[str, list[tuple[float, float, float]]]()
+    copied: list[float] = []
+    for case in cases(results.scale):
+        for model in case.models:
+            runs = results.runs_of(case.label(model))
+            if values := _scores(runs, metric):
+                point = _train_pairs(runs[0]), statistics.fmean(values), t_margin(values)
+                points.setdefault(model.name, []).append(point)
+                copied = copied or _scores(runs[:1], replace(metric, copied=True))
+    if not points:
+        return []
+    language = RULES[results.scale].group.language
+    figure, axis = new_figure(f"training pairs of {language}", f"{measure} of {language}")
+    for name, places in points.items():
+        draw_with_margins(axis, name, sorted(places))
+    if copied:
+        axis.axhline(copied[0], color=INK, linewidth=1, linestyle="--", label="copying the source")
+    axis.set_xscale("log")
+    ticks = sorted({pairs for places in points.values() for pairs, _, _ in places})
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    axis.legend(frameon=False, fontsize=8)
+    caption = f"{measure} against training pairs of {language}: mean and 95% interval over seeds (measured)."
+    return [Picture(f"{language}-{metric.name}", figure, caption, wide=False)]
 
 
 def _about(results: Results) -> list[str]:

@@ -47,8 +47,6 @@ class Member:
 
 @dataclass(frozen=True)
 class Report:
-    """What a sweep found."""
-
     page: Page
     tables: Sequence[Table]
     """Those of the page that the terminal shows."""

@@ -80,8 +80,6 @@ SCORING = Scoring(4, 300)
 
 @dataclass(frozen=True)
 class LowResourceRule:
-    """The sweep at one scale."""
-
     text: TextRule
     group: Group
     counts: tuple[int | None, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
@@ -59,20 +60,17 @@ def baseline(
     return run.with_settings(f"text.languages={language} text.train_pairs={','.join(pairs) or 'none'}")
 
 
-def _baseline_runs(language: str, scale: str, cluster: Cluster) -> BaselineRuns:
-    def run(setting: Setting, seed: int) -> Member:
-        experiment = baseline(language, scale, cluster, seed, setting)
-        name = f"{language}-{setting.folder_name}"
-        return member(BILINGUAL, scale, name, seed, baseline_label(language), experiment)
-
-    return run
+def _baseline_run(language: str, scale: str, cluster: Cluster, setting: Setting, seed: int) -> Member:
+    experiment = baseline(language, scale, cluster, seed, setting)
+    name = f"{language}-{setting.folder_name}"
+    return member(BILINGUAL, scale, name, seed, baseline_label(language), experiment)
 
 
 def tuned_baselines(scale: str, cluster: Cluster) -> list[tuple[str, BaselineRuns]]:
     """Returns the label and the runs of each baseline that is tuned: none at the paper's scale."""
     if SWEEPS[scale].text is None:
         return []
-    return [(baseline_label(each), _baseline_runs(each, scale, cluster)) for each in SWEEPS[scale].baselines]
+    return [(baseline_label(each), partial(_baseline_run, each, scale, cluster)) for each in SWEEPS[scale].baselines]
 
 
 def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
 from experiments.sweeps.report.margins import t_margin
-from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, Run
+from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, NLL, Results, Run
 from experiments.sweeps.report.verdicts import above_baseline
 from suite.evaluation.scores import MEASURES, THIRDS
 
@@ -23,28 +23,33 @@ def by_third_pictures(results: Results) -> list[Picture]:
         return []
     labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if results.baselines else [])]
     pictures = []
-    for metric in ("nll", "chrf"):
-        figure, axis = new_figure("resource third, by training pairs", MEASURES[metric])
+    for metric in (NLL, CHRF):
+        name = MEASURES[metric.name]
+        figure, axis = new_figure("resource third, by training pairs", name)
         for at, label in enumerate(labels):
+            shift = 0.04 * (at - (len(labels) - 1) / 2)
             columns = [results.means(label, results.in_third(third), metric) for third in THIRDS]
-            places = [place + 0.04 * (at - (len(labels) - 1) / 2) for place, values in enumerate(columns) if values]
-            found = [values for values in columns if values]
-            if found:
-                axis.errorbar(
-                    places,
-                    [statistics.fmean(values) for values in found],
-                    yerr=[t_margin(values) for values in found],
-                    marker="o",
-                    capsize=3,
-                    linewidth=1.2,
-                    label=label,
-                    linestyle="--" if label == BILINGUAL_MODELS else "-",
-                )
+            points = [
+                (place + shift, statistics.fmean(values), t_margin(values))
+                for place, values in enumerate(columns)
+                if values
+            ]
+            draw_with_margins(axis, label, points, "--" if label == BILINGUAL_MODELS else "-")
         axis.set_xticks(range(len(THIRDS)), [f"{third}\n{', '.join(results.in_third(third))}" for third in THIRDS])
         axis.legend(frameon=False, fontsize=8)
-        caption = f"{MEASURES[metric]} by resource third: mean and 95% interval over seeds (measured)."
-        pictures.append(Picture(f"thirds-{metric}", figure, caption, wide=False))
+        caption = f"{name} by resource third: mean and 95% interval over seeds (measured)."
+        pictures.append(Picture(f"thirds-{metric.name}", figure, caption, wide=False))
     return pictures
+
+
+def draw_with_margins(
+    axis: Any, label: str, points: Sequence[tuple[float, float, float]], linestyle: str = "-"
+) -> None:
+    """Draws a line through points (place, value, margin); nothing without points."""
+    if points:
+        places, values, margins = zip(*points, strict=True)
+        style = {"marker": "o", "capsize": 3, "linewidth": 1.2, "linestyle": linestyle}
+        axis.errorbar(places, values, yerr=margins, label=label, **style)
 
 
 def against_bilingual(results: Results) -> list[Picture]:
@@ -55,18 +60,10 @@ def against_bilingual(results: Results) -> list[Picture]:
         return []
     figure, axis = new_figure("language, by training pairs", "chrF above the bilingual baseline", SIZE)
     for at, label in enumerate(labels):
-        above = [(place, above_baseline(results, label, code)) for place, code in enumerate(codes)]
-        drawn = [(place + 0.06 * (at - (len(labels) - 1) / 2), gain) for place, gain in above if gain is not None]
-        if drawn:
-            axis.errorbar(
-                [place for place, _ in drawn],
-                [gain.value for _, gain in drawn],
-                yerr=[gain.margin or 0.0 for _, gain in drawn],
-                marker="o",
-                capsize=3,
-                linewidth=1.2,
-                label=label,
-            )
+        shift = 0.06 * (at - (len(labels) - 1) / 2)
+        above = [(place + shift, above_baseline(results, label, code)) for place, code in enumerate(codes)]
+        points = [(place, gain.value, gain.margin or 0.0) for place, gain in above if gain is not None]
+        draw_with_margins(axis, label, points)
     axis.axhline(0, color=INK, linewidth=1, linestyle="--", label="bilingual")
     axis.set_xticks(range(len(codes)), [f"{code}\n{results.train_pairs(code):,}" for code in codes])
     axis.set_xlim(-0.5, len(codes) - 0.5)

@@ -27,6 +27,23 @@ PLAIN, DISTINCT = "plain", "distinct"
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A score of a language."""
+
+    name: str
+    """nll, chrf, bleu"""
+    part: str | None = None
+    """``PLAIN`` or ``DISTINCT``; None: of all test pairs."""
+    copied: bool = False
+    """Whether it scores the source itself in place of a translation."""
+    into_english: bool | None = None
+    """None: the mean of both directions."""
+
+
+NLL, CHRF = Metric("nll"), Metric("chrf")
+
+
+@dataclass(frozen=True)
 class Run:
     """One finished member."""
 
@@ -52,20 +69,12 @@ class Run:
     def seed(self) -> int:
         return self.member.experiment.train.seed
 
-    def score(
-        self,
-        language: str,
-        metric: str,
-        part: str | None = None,
-        copied: bool = False,
-        into_english: bool | None = None,
-    ) -> float | None:
-        """Returns the mean of both directions, or the score of one, of all test pairs or a part of them; ``copied``
-        scores the source itself. None without scores."""
+    def score(self, language: str, metric: Metric) -> float | None:
+        """Returns a score of a language; None without it."""
         directions = self.scores["directions"]
-        found = [directions[pair] for pair in directions_of(language, into_english) if pair in directions]
-        found = [scores if part is None else scores[part] for scores in found]
-        values = [scores["copy"].get(metric) if copied else scores[metric] for scores in found]
+        found = [directions[pair] for pair in directions_of(language, metric.into_english) if pair in directions]
+        found = [scores if metric.part is None else scores[metric.part] for scores in found]
+        values = [scores["copy"].get(metric.name) if metric.copied else scores[metric.name] for scores in found]
         return statistics.fmean(values) if values and None not in values else None
 
     def lines(self, direction: str, kind: str) -> tuple[str, ...]:
@@ -73,7 +82,7 @@ class Run:
         return tuple((self.folder / "scores" / f"{direction}.{kind}").read_text(encoding="utf-8").splitlines())
 
 
-def directions_of(language: str, into_english: bool | None = None) -> tuple[str, ...]:
+def directions_of(language: str, into_english: bool | None) -> tuple[str, ...]:
     """Returns the names of a language's two directions, or of the one into or out of English."""
     out, into = f"{ENGLISH}-{language}", f"{language}-{ENGLISH}"
     if into_english is None:
@@ -155,37 +164,18 @@ class Results:
         seeds = sorted(set.intersection(*map(set, columns))) if columns else []
         return {seed: tuple(column[seed] for column in columns) for seed in seeds}
 
-    def by_seed(
-        self,
-        label: str,
-        languages: Sequence[str],
-        metric: str,
-        part: str | None = None,
-        copied: bool = False,
-        into_english: bool | None = None,
-    ) -> dict[int, float]:
+    def by_seed(self, label: str, languages: Sequence[str], metric: Metric) -> dict[int, float]:
         """Returns a label's mean over the languages, by seed; only of seeds that have all scores."""
         means = {}
         for seed, runs in self.model_of(label, languages).items():
-            scores = [
-                score
-                for run, language in zip(runs, languages, strict=True)
-                if (score := run.score(language, metric, part, copied, into_english)) is not None
-            ]
-            if scores and len(scores) == len(runs):
-                means[seed] = statistics.fmean(scores)
+            scores = [run.score(language, metric) for run, language in zip(runs, languages, strict=True)]
+            found = [score for score in scores if score is not None]
+            if found and len(found) == len(scores):
+                means[seed] = statistics.fmean(found)
         return means
 
-    def means(
-        self,
-        label: str,
-        languages: Sequence[str],
-        metric: str,
-        part: str | None = None,
-        into_english: bool | None = None,
-    ) -> list[float]:
-        """Returns the same without the seeds."""
-        return list(self.by_seed(label, languages, metric, part, into_english=into_english).values())
+    def means(self, label: str, languages: Sequence[str], metric: Metric) -> list[float]:
+        return list(self.by_seed(label, languages, metric).values())
 
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:

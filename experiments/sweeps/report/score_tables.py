@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.multilingual import baseline_label
 from experiments.sweeps.report.margins import mean_and_margin
-from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, PLAIN, Results
+from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, DISTINCT, NLL, PLAIN, Metric, Results
 from experiments.sweeps.report.verdicts import above_baseline
 from experiments.translation.experiment import TranslationExperiment
 from suite.evaluation.scores import MEASURES, THIRDS, Third
@@ -18,8 +19,8 @@ from suite.evaluation.scores import MEASURES, THIRDS, Third
 def by_third(results: Results) -> Table:
     """Returns NLL and chrF by resource third: a row a multilingual model, one for the bilingual ones and one for the
     copied source."""
-    columns: list[Column] = [(metric, third, None) for metric in ("nll", "chrf") for third in (*THIRDS, None)]
-    headings = [f"{MEASURES[metric]} {third or 'all'}" for metric, third, _ in columns]
+    columns: list[Column] = [(metric, third) for metric in (NLL, CHRF) for third in (*THIRDS, None)]
+    headings = [f"{MEASURES[metric.name]} {third or 'all'}" for metric, third in columns]
     return Table(
         "by-third",
         "Models by resource third",
@@ -35,7 +36,7 @@ def by_third(results: Results) -> Table:
 
 def by_model(results: Results) -> Table:
     """Returns the size of each model, and the measures over all languages that are less reliable, or on parts."""
-    columns: list[Column] = [("chrf", None, PLAIN), ("chrf", None, DISTINCT), ("bleu", None, None)]
+    columns: list[Column] = [(Metric("chrf", PLAIN), None), (Metric("chrf", DISTINCT), None), (Metric("bleu"), None)]
     numbers = paper_numbers("multilingual")
     rows = _rows(results, columns)
     for row in rows:
@@ -63,8 +64,8 @@ def by_model(results: Results) -> Table:
     )
 
 
-Column = tuple[str, Third | None, str | None]
-"""A metric, a third of the languages (None for all), and a part of the test pairs."""
+Column = tuple[Metric, Third | None]
+"""A metric, and a third of the languages (None for all)."""
 
 
 def _rows(results: Results, columns: Sequence[Column]) -> list[list[Value]]:
@@ -85,8 +86,8 @@ def _cells(
     results: Results, columns: Sequence[Column], label: str, among: Sequence[str] | None = None, copied: bool = False
 ) -> list[str | None]:
     cells = []
-    for metric, third, part in columns:
-        found = list(results.by_seed(label, results.in_third(third, among), metric, part, copied).values())
+    for metric, third in columns:
+        found = results.means(label, results.in_third(third, among), replace(metric, copied=copied))
         cells.append(mean_and_margin(found[:1] if copied else found))  # copies are the same with every seed
     return cells
 
@@ -95,13 +96,13 @@ def by_language(results: Results) -> Table:
     """Returns the baseline's chrF and each multilingual model's difference from it, one row per language."""
     rows: list[list[Value]] = []
     for code in results.languages:
-        alone = results.means(baseline_label(code), [code], "chrf")
-        copied = results.by_seed(results.multilingual_labels[0], [code], "chrf", copied=True)
+        alone = results.means(baseline_label(code), [code], CHRF)
+        copied = results.means(results.multilingual_labels[0], [code], Metric("chrf", copied=True))
         row: list[Value] = [code, results.thirds.get(code), results.train_pairs(code), results.test_pairs(code)]
-        row += [mean_and_margin(list(copied.values())[:1]), mean_and_margin(alone)]
+        row += [mean_and_margin(copied[:1]), mean_and_margin(alone)]
         for name in results.multilingual_labels:
             above = above_baseline(results, name, code)
-            row.append(mean_and_margin(results.means(name, [code], "chrf")) if above is None else str(above))
+            row.append(mean_and_margin(results.means(name, [code], CHRF)) if above is None else str(above))
         rows.append(row)
     headings = ["language", "third", "training pairs", "test pairs", "copied source", "bilingual"]
     headings += results.multilingual_labels
@@ -120,12 +121,12 @@ def by_language(results: Results) -> Table:
 
 def by_direction(results: Results, models: Sequence[tuple[str, str, Sequence[str]]]) -> Table:
     """Returns NLL and chrF out of English and into it: a row for each (name, label, languages)."""
-    columns = [(metric, into_english) for metric in ("nll", "chrf") for into_english in (False, True)]
+    columns = [Metric(name, into_english=into_english) for name in ("nll", "chrf") for into_english in (False, True)]
     rows: list[list[Value]] = [
-        [name, *(mean_and_margin(results.means(label, languages, metric, None, into)) for metric, into in columns)]
+        [name, *(mean_and_margin(results.means(label, languages, metric)) for metric in columns)]
         for name, label, languages in models
     ]
-    headings = [f"{MEASURES[metric]}, {'into' if into else 'out of'} English" for metric, into in columns]
+    headings = [f"{MEASURES[each.name]}, {'into' if each.into_english else 'out of'} English" for each in columns]
     notes = ["Measured; ± is the 95% confidence interval of the mean over seeds."]
     return Table("by-direction", "Directions", ("model", *headings), rows or [[None] * 5], notes)
 

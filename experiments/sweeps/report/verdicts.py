@@ -16,13 +16,13 @@ with too few test pairs nothing is decided.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiments.base.hints import command
 from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
 from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.report.margins import Difference, Outcome, difference
-from experiments.sweeps.report.results import BILINGUAL_MODELS, DISTINCT, Results, Run, directions_of
+from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, DISTINCT, Metric, Results, Run, directions_of
 from suite.errors import DataError
 from suite.evaluation.bootstrap import PairedTest, TwoTranslations, paired_bootstrap
 from suite.evaluation.scores import THIRDS, Third
@@ -108,17 +108,17 @@ def compare(
     """
 
     def gain(part: str | None) -> Gain:
-        def difference_of(metric: str) -> Difference | None:
-            def means(label: str) -> list[float]:
-                return results.means(label, languages, metric, part, into_english)
-
-            better, worse = (less, more) if metric == "nll" else (more, less)
-            return difference(means(better), means(worse), [means(label) for label in labels])
+        def difference_of(name: str) -> Difference | None:
+            metric = Metric(name, part, into_english=into_english)
+            means = {label: results.means(label, languages, metric) for label in (more, less, *labels)}
+            better, worse = (less, more) if name == "nll" else (more, less)
+            return difference(means[better], means[worse], [means[label] for label in labels])
 
         return Gain(difference_of("nll"), difference_of("chrf"))
 
     first, second = (results.model_of(label, languages) for label in (more, less))
-    scored = (results.by_seed(label, languages, "chrf", into_english=into_english).keys() for label in (more, less))
+    chrf = replace(CHRF, into_english=into_english)
+    scored = (results.by_seed(label, languages, chrf).keys() for label in (more, less))
     tests = [
         paired_bootstrap(_two_translations(first[seed], second[seed], languages, into_english))
         for seed in sorted(set.intersection(*map(set, scored)))
@@ -218,6 +218,6 @@ def _verdict(
 def above_baseline(results: Results, label: str, language: str) -> Difference | None:
     """Returns the chrF of a label above the bilingual baseline in a language, the margin from all models in it; None
     without scores of both."""
-    alone = results.means(baseline_label(language), [language], "chrf")
-    models = {name: results.means(name, [language], "chrf") for name in results.multilingual_labels}
+    alone = results.means(baseline_label(language), [language], CHRF)
+    models = {name: results.means(name, [language], CHRF) for name in results.multilingual_labels}
     return difference(models[label], alone, [alone, *models.values()])

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.base.cluster import Cluster
 from experiments.base.shrink import changes
-from experiments.sweeps.low_resource import SWEEP
+from experiments.sweeps.low_resource import PAPER, SWEEP
 from experiments.sweeps.members.few_pairs import (
     GALICIAN,
     RULES,
@@ -21,7 +21,6 @@ from experiments.sweeps.members.few_pairs import (
     low_resource_members,
 )
 from experiments.sweeps.members.tuning import SETTINGS, best_setting, tuning_members
-from experiments.sweeps.report.few_pairs import PAPER
 from experiments.sweeps.report.figures import loss_curves
 from experiments.sweeps.report.results import read_results
 from suite.pipeline.planning.devices import GIB

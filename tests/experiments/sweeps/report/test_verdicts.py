@@ -19,7 +19,7 @@ from experiments.sweeps.members.multilingual import MODELS
 from experiments.sweeps.registry import SWEEPS
 from experiments.sweeps.report.figures import against_bilingual
 from experiments.sweeps.report.margins import Difference, difference
-from experiments.sweeps.report.results import is_scored, read_results
+from experiments.sweeps.report.results import CHRF, is_scored, read_results
 from experiments.sweeps.report.verdicts import (
     Comparison,
     Gain,
@@ -273,7 +273,7 @@ def test_scores_with_other_settings_are_excluded_and_named(tmp_path, other):
     (folder / "scores.json").write_text(json.dumps(scores | other))
     results = read_results("laptop", members("depth_width"), tmp_path)
     assert [member.folder for member in results.missing] == ["depth_width-laptop/t128_6b-1"]
-    assert list(results.by_seed("t128_6b", ["de"], "chrf")) == [0, 2]
+    assert list(results.by_seed("t128_6b", ["de"], CHRF)) == [0, 2]
     page = SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page
     assert "excluded from all numbers: depth_width-laptop/t128_6b-1" in page.markdown()
     assert words(tmp_path)[1].rows != untouched
