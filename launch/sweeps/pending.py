@@ -31,7 +31,6 @@ class PendingMember:
 
     @property
     def devices(self) -> int:
-        """The number of devices that it needs."""
         pipeline = self.member.experiment.pipeline
         return 1 if self.trained else pipeline.stages * pipeline.replicas
 

@@ -20,8 +20,6 @@ PAUSE_S = 10.0
 
 
 class RetryDecision(StrEnum):
-    """Whether and when a task is retried."""
-
     NO = "no"
     AGAIN = "again"
     WHEN_FREE = "when free"

@@ -14,9 +14,8 @@ from experiments.base.cluster import Cluster
 from launch.runs.store import RunFolder
 from launch.sweeps.dashboard import SweepProgress
 from launch.sweeps.member import MemberSpec, log_console
-from launch.sweeps.member_process import run_member
+from launch.sweeps.member_process import ProcessPool, run_member
 from launch.sweeps.pending import PendingMember
-from launch.sweeps.process_pool import ProcessPool
 from launch.sweeps.retries import MAX_ATTEMPTS, MemberError, RetryDecision, message_of
 from launch.sweeps.scheduler import DevicePool, Task, run_tasks
 from suite.errors import SuiteError

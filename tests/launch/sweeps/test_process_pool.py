@@ -17,8 +17,8 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import check_needs
 from launch.sweeps.member import MemberSpec
+from launch.sweeps.member_process import ProcessPool
 from launch.sweeps.pending import PendingMember
-from launch.sweeps.process_pool import ProcessPool
 from launch.sweeps.retries import MemberError, RetryDecision
 from launch.sweeps.tasks import SweepTasks, cuda_visible_devices
 from suite.errors import PlacementError
