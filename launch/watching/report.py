@@ -1,19 +1,30 @@
-"""``make report RUN=...``: the page of a run, or of several runs compared."""
+"""``make report RUN=...``: the page of a run, or of several of one task compared: their results, the settings in which
+they differ, their curves."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
+from experiments.base import setting_rows
 from experiments.base.overrides import split
+from experiments.report.page import Page, Section
+from experiments.report.table import Table, Value
 from launch.error_log import log_error
-from launch.runs.store import RunFolder, find_run
-from launch.watching.comparison import comparison, path_of
-from launch.watching.run_data import read_run
-from launch.watching.run_page import write_page
+from launch.runs.store import RUNS, RunFolder, find_run
+from launch.watching.run_data import RunData, read_run
+from launch.watching.run_figures import overlays
+from launch.watching.run_page import median_of, write_page
 from launch.watching.run_state import unexpected_content
-from suite.errors import RunFileError, SuiteError
+from suite.errors import RunFileError, SettingError, SuiteError
+from suite.pipeline.planning.devices import GIB
+from suite.training.metrics import LOSS, STEP_S, units_done, units_per_s
+
+LONGEST_NAME = 120
+"""Characters of a page's file name; more runs than fit are named by a digest."""
 
 
 def report_runs(requested: Sequence[str], console: Console) -> None:
@@ -60,3 +71,92 @@ def update_page(run: RunFolder, console: Console, holds_lock: bool = False) -> N
         console.print(f"the run's page could not be written ({error}); the traceback is in {log_error(error)}")
         return
     console.print(f"report: {run.report}")
+
+
+def comparison(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> Page:
+    """Returns the page. ``left_out`` are sentences about runs that cannot be read. Raises SettingError for runs of
+    different tasks."""
+    _check_same_task(runs)
+    labels = short_labels([run.name for run in runs])
+    differing = _differing(runs, labels)
+    same = "" if differing.rows else "All settings of these runs are equal."
+    sections = [
+        Section("Results", left_out, tables=[_results(runs, labels)]),
+        Section("Settings that differ", [same] if same else [], [] if same else [differing]),
+        Section("Curves", pictures=overlays(runs, labels)),
+        Section("Pages of the runs", links=[(run.name, f"{run.name}/report.html") for run in runs if _has_page(run)]),
+    ]
+    return Page(f"{len(runs)} runs compared", sections)
+
+
+def path_of(runs: Sequence[RunData]) -> Path:
+    """Returns where the page goes: always the same file for the same runs."""
+    names = sorted(run.name.replace("/", "-") for run in runs)
+    joined = "_".join(names)
+    if len(joined) > LONGEST_NAME:
+        joined = f"{len(runs)}-runs-{hashlib.sha256(joined.encode()).hexdigest()[:10]}"
+    return RUNS / f"compare-{joined}.html"
+
+
+def short_labels(names: Sequence[str]) -> list[str]:
+    """Returns the ids, or the whole names if two runs have the same id or differ in their names."""
+    ids = [name.rpartition("/")[2] for name in names]
+    same_name = len({name.rpartition("/")[0] for name in names}) == 1
+    return ids if same_name and len(set(ids)) == len(ids) else list(names)
+
+
+def _check_same_task(runs: Sequence[RunData]) -> None:
+    first, *others = [(run.name, f"{run.experiment.task} ({run.metric}, {run.unit})") for run in runs]
+    for name, task in others:
+        if task != first[1]:
+            raise SettingError(
+                f"run {first[0]} is of {first[1]} and run {name} of {task}, which do not compare; "
+                "report runs of one task together"
+            )
+
+
+def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
+    first = runs[0]
+    rows: list[list[Value]] = []
+    for run, label in zip(runs, labels, strict=True):
+        losses, valid = run.points(LOSS), run.valid_points(first.metric)
+        scores = run.scores.get("macro", {}).get("bleu", {}).get("all")
+        peak = run.record.get("peak_memory_bytes")
+        rows.append([
+            label, run.state.name, run.steps[-1]["step"], int(run.steps[-1].get(units_done(run.unit), 0)),
+            losses[-1][1] if losses else None, valid[-1][1] if valid else None,
+            run.best[1] if run.best is not None else None, run.best[0] if run.best is not None else None,
+            median_of(run, STEP_S), median_of(run, units_per_s(run.unit)),
+            peak / GIB if peak else None, scores,
+        ])  # fmt: skip
+    headings = [
+        "run", "state", "steps", first.unit, "loss", f"validation {first.metric}", f"best {first.criterion}",
+        "at step", "step, s", f"{first.unit}/s", "memory, GiB", "BLEU",
+    ]  # fmt: skip
+    known = [at for at in range(len(headings)) if any(row[at] is not None for row in rows)]
+    return Table(
+        "results",
+        "",
+        [headings[at] for at in known],
+        [[row[at] for at in known] for row in rows],
+        [f"step, s and {first.unit}/s are medians without the first two steps."],
+    )
+
+
+def _differing(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
+    """Returns one row for each setting that is not equal in all runs."""
+    values = [
+        {"name": run.experiment.name, "scale": run.experiment.scale} | setting_rows.values(run.experiment)
+        for run in runs
+    ]
+    names = list(dict.fromkeys(name for each in values for name in each))
+    rows: list[list[Value]] = [
+        [name, *(each.get(name, "-") for each in values)]
+        for name in names
+        if len({each.get(name) for each in values}) > 1
+    ]
+    return Table("settings", "", ("setting", *labels), rows, [])
+
+
+def _has_page(run: RunData) -> bool:
+    return run.run.report.exists() and not Path(run.name).is_absolute()

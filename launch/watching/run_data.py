@@ -24,7 +24,6 @@ class RunData:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """What it trains."""
         return read_experiment_file(self.run.experiment)
 
     @cached_property
@@ -37,7 +36,6 @@ class RunData:
 
     @cached_property
     def state(self) -> RunState:
-        """Its state and its attempts."""
         return read_state(self.run, self._holds_lock)
 
     @cached_property
@@ -52,12 +50,10 @@ class RunData:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The metrics of each step."""
         return self.history.steps
 
     @property
     def validations(self) -> list[dict[str, Any]]:
-        """The metrics of each validation."""
         return self.history.validations
 
     @cached_property

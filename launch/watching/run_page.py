@@ -39,7 +39,6 @@ def write_page(run: RunFolder, holds_lock: bool = False) -> None:
 
 
 def run_page(run: RunData) -> Page:
-    """Returns the page of a run."""
     traces = read_traces(run.run.traces)
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
     traced = by_length[len(by_length) // 2] if by_length else None
@@ -155,7 +154,6 @@ def _stage_table(run: RunData, traced: StepTrace | None) -> list[Table]:
 
 
 def _timeline(run: RunData, traced: StepTrace | None) -> list[Picture]:
-    """Returns the traced step above the planned one."""
     if traced is None:
         return []
     rows = [("measured", traced.timeline)]

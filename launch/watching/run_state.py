@@ -61,8 +61,6 @@ class Attempt:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run."""
-
     name: StateName
     attempts: tuple[Attempt, ...]
     """All of them, across resumes, without those whose start was not recorded."""

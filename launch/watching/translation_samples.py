@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from experiments.report.page import Section
 from experiments.report.table import Table, Value, aligned
@@ -26,18 +27,18 @@ def score_section(run: RunData) -> Section:
         return Section("Translations", tables=_end_samples(run.run.samples))
     directions = run.scores["directions"]
     ranked = sorted(directions.items(), key=lambda item: -item[1]["bleu"])
-    means: list[list[Value]] = [
-        [f"{shown}{whose}", *run.scores[macro][measure].values()]
-        for measure, shown in MEASURES.items()
-        for whose, macro in (("", "macro"), (" of the copied source", "macro_copy"))
-        if measure in run.scores.get(macro, {})
-    ]
     columns = ("", *run.scores["macro"]["bleu"])
     rows: list[list[Value]] = [
         [name, each["pairs"], each["train_pairs"], each.get("nll"), each["bleu"], each["chrf"]] for name, each in ranked
     ]
     tables = [
-        Table("scores", "Means of languages and directions", columns, means, list(run.scores["signatures"].values())),
+        Table(
+            "scores",
+            "Means of languages and directions",
+            columns,
+            mean_rows(run.scores),
+            list(run.scores["signatures"].values()),
+        ),
         *_samples(run.run.path / "scores", list(directions)),
     ]
     sentence = f"Checkpoint of step {run.scores['step']:,}, beam {run.scores['beam']}, the {run.scores['split']} split."
@@ -45,6 +46,16 @@ def score_section(run: RunData) -> Section:
     return Section(
         "Translations", [sentence], tables, folded=[(f"scores of {len(rows)} directions", aligned(headings, rows))]
     )
+
+
+def mean_rows(scores: dict[str, Any]) -> list[list[Value]]:
+    """Returns the means of each measure over all languages and over each third, of translations and of copies."""
+    return [
+        [f"{shown}{whose}", *scores[macro][measure].values()]
+        for measure, shown in MEASURES.items()
+        for whose, macro in (("", "macro"), (" of the copied source", "macro_copy"))
+        if measure in scores.get(macro, {})
+    ]
 
 
 def _end_samples(path: Path) -> list[Table]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.watching import watch as watching
-from launch.watching.comparison import short_labels
+from launch.watching.report import short_labels
 from launch.watching.run_state import read_state
 from tests.launch.command_line import command, gpipe_here, refusal
 

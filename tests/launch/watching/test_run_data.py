@@ -10,8 +10,7 @@ from rich.console import Console
 from experiments.custom.experiment import CustomExperiment
 from experiments.registry import find
 from launch.runs.store import RunFolder
-from launch.watching.comparison import comparison
-from launch.watching.report import update_page
+from launch.watching.report import comparison, update_page
 from launch.watching.run_data import read_run
 from launch.watching.run_page import run_page
 from launch.watching.run_state import read_state
