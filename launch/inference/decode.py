@@ -23,14 +23,14 @@ from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
-from launch.inference.methods import BeamSearch, DecodingMethod, ForcedScoring, Result
+from launch.inference.methods import BeamSearch, DecodingMethod, Result
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder, resume_command
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from suite.data.text.packing import pad_to_rectangle
-from suite.data.text.tokenizer import END_ID, PAD_ID
+from suite.data.text.tokenizer import PAD_ID
 from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
@@ -49,8 +49,6 @@ POLL_S = 1.0
 
 @dataclass(frozen=True)
 class DecodeTask(Generic[Result]):
-    """The task of the worker processes."""
-
     run: RunFolder
     sources: Sequence[Sequence[int]]
     """Token ids, special tokens included."""
@@ -62,14 +60,11 @@ class DecodeTask(Generic[Result]):
 
     @property
     def use_gpu(self) -> bool:
-        """Whether each worker uses a GPU."""
         return this_machine().kind == "gpu"
 
 
 @dataclass(frozen=True)
 class DecodeOutput(Generic[Result]):
-    """What decoding found."""
-
     results: list[list[Result]]
     """Of each source, by method: its output's tokens without special tokens, or the NLL of each known token."""
     step: int
@@ -118,21 +113,6 @@ def translate_tokens(
     """Translates sources, each ``<2xx> ... </s>``. Otherwise as ``decode``."""
     method = BeamSearch(beam, find_text_run(run).text.max_length)
     return decode(run, sources, method, stages, console, on_sentence, choice)
-
-
-def reference_nll(
-    run: RunFolder,
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    stages: int,
-    console: Console,
-    choice: Choice = None,
-) -> list[float]:
-    """Returns the NLL of each source's reference in nats, the sum over its tokens. ``targets`` are without special
-    tokens; the end mark counts. Otherwise as ``decode``."""
-    method = ForcedScoring([[*target, END_ID] for target in targets])
-    decoded = decode(run, sources, method, stages, console, lambda at, losses: None, choice)
-    return [sum(losses) for losses in decoded.results]
 
 
 def decode(

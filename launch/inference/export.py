@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.base.experiment import Experiment
 from experiments.custom.experiment import CustomExperiment
@@ -23,16 +24,16 @@ from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import find_text_run
 from launch.inference.model import from_first_valid
-from launch.inference.model_text import load_documents, load_text
+from launch.inference.model_text import load_data
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
+from suite.data.documents.tokens import TokenData
+from suite.data.text.text import TextData
 from suite.errors import SettingError, nearest
 from suite.paths import read_json
 from suite.training.checkpoint import Checkpoint, Choice, values_of
 
 FORMATS = ("huggingface",)
-
-T = TypeVar("T")
 
 
 def export(requested: str, export_format: str, console: Console, choice: Choice = None) -> Path:
@@ -44,17 +45,70 @@ def export(requested: str, export_format: str, console: Console, choice: Choice 
     if export_format not in FORMATS:
         raise SettingError(f"unknown format {export_format!r}; {nearest(export_format, FORMATS)}")
     run = find_run(requested)
+    folder = run.path / export_format
     with run_lock(run.path, f"{export_format}.lock"):
-        return _export(run, export_format, console, choice)
+        experiment = read_experiment_file(run.experiment)
+        save = _saver(run, experiment, console, choice)
+
+        def write(checkpoint: Checkpoint) -> tuple[str, str]:
+            with _complete(folder) as draft:
+                return save(draft, checkpoint)
+
+        step, (size, remark) = from_first_valid(run, experiment, choice, console.print, write)
+        used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
+        console.print(f"{used}{size}: {folder}")
+        if remark:
+            console.print(remark)
+    return folder
 
 
-def _export(run: RunFolder, export_format: str, console: Console, choice: Choice) -> Path:
-    found = read_experiment_file(run.experiment)
-    if isinstance(found, CustomExperiment):
-        return _export_causal_lm(run, found, run.path / export_format, console, choice)
-    if isinstance(found, LanguageModelExperiment):
-        return _export_language_model(run, found, run.path / export_format, console, choice)
-    return _export_translation(run, find_text_run(run), run.path / export_format, console, choice)
+Save = Callable[[Path, Checkpoint], tuple[str, str]]
+"""Writes a checkpoint's model to a folder; returns the model's size in words, and a remark, each if there is one."""
+
+
+def _saver(run: RunFolder, experiment: Experiment, console: Console, choice: Choice) -> Save:
+    """Returns how a run's model is written. Raises SettingError for a run whose models cannot be exported."""
+    if isinstance(experiment, CustomExperiment):
+        return partial(_save_causal_lm, list(experiment.spec.layers))
+    if isinstance(experiment, LanguageModelExperiment):
+        return partial(_save_language_model, experiment, load_data(run, experiment, TokenData.open, console, choice))
+    text_run = find_text_run(run)
+    data = load_data(run, text_run, TextData.open, console, choice)
+    return partial(_save_translation, text_run, data, read_json(run.scores))
+
+
+def _save_causal_lm(layers: list[nn.Module], draft: Path, checkpoint: Checkpoint) -> tuple[str, str]:
+    """Writes a model of ``load_causal_lm`` back, one layer at a time."""
+    others = save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
+    remark = f"{len(others)} files and folders of the model before training are not copied: {', '.join(others)}"
+    return "", remark if others else ""
+
+
+def _save_language_model(
+    experiment: LanguageModelExperiment, data: TokenData, draft: Path, checkpoint: Checkpoint
+) -> tuple[str, str]:
+    parameters = save_language_model(draft, experiment, data, checkpoint.step, _all_layers(experiment, checkpoint))
+    return f", {parameters:,} parameters", ""
+
+
+def _save_translation(
+    experiment: TranslationExperiment,
+    data: TextData,
+    scores: dict[str, Any] | None,
+    draft: Path,
+    checkpoint: Checkpoint,
+) -> tuple[str, str]:
+    model = exported_model(experiment, _all_layers(experiment, checkpoint))
+    model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
+    model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]
+    model.save_pretrained(draft)
+    exported_tokenizer(data).save_pretrained(draft)
+    (draft / "README.md").write_text(model_card(experiment, data, checkpoint.step, model.num_parameters(), scores))
+    return f", {model.num_parameters():,} parameters", ""
+
+
+def _all_layers(experiment: Experiment, checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
+    return {layer: values_of(checkpoint.read(layer)) for layer in range(experiment.list_length)}
 
 
 @contextmanager
@@ -88,66 +142,3 @@ def _keep_own(previous: Path, folder: Path) -> None:
         if not is_weights and not (folder / path.name).exists():
             path.rename(folder / path.name)
     shutil.rmtree(previous)
-
-
-def _export_translation(
-    run: RunFolder, experiment: TranslationExperiment, folder: Path, console: Console, choice: Choice
-) -> Path:
-    data = load_text(run, experiment, console, choice)
-    step, layers = _all_layers(run, experiment, console, choice)
-    model = exported_model(experiment, layers)
-    checkpoint = read_json(run.scores)
-    with _complete(folder) as draft:
-        model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
-        model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]
-        model.save_pretrained(draft)
-        exported_tokenizer(data).save_pretrained(draft)
-        (draft / "README.md").write_text(model_card(experiment, data, step, model.num_parameters(), checkpoint))
-    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
-    console.print(f"{used}, {model.num_parameters():,} parameters: {folder}")
-    return folder
-
-
-def _export_language_model(
-    run: RunFolder, experiment: LanguageModelExperiment, folder: Path, console: Console, choice: Choice
-) -> Path:
-    data = load_documents(run, experiment, console, choice)
-    step, layers = _all_layers(run, experiment, console, choice)
-    with _complete(folder) as draft:
-        parameters = save_language_model(draft, experiment, data, step, layers)
-    used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
-    console.print(f"{used}, {parameters:,} parameters: {folder}")
-    return folder
-
-
-def _all_layers(
-    run: RunFolder, experiment: Experiment, console: Console, choice: Choice
-) -> tuple[int, dict[int, dict[str, Tensor]]]:
-    """Returns the step of the first valid checkpoint and the values of its layers."""
-    layers = range(experiment.list_length)
-    return from_first_valid(
-        run,
-        experiment,
-        choice,
-        console.print,
-        lambda checkpoint: {layer: values_of(checkpoint.read(layer)) for layer in layers},
-    )
-
-
-def _export_causal_lm(
-    run: RunFolder, experiment: CustomExperiment, folder: Path, console: Console, choice: Choice
-) -> Path:
-    """Writes a model of ``load_causal_lm`` back, one layer at a time."""
-    layers = list(experiment.spec.layers)
-
-    def write(checkpoint: Checkpoint) -> list[str]:
-        with _complete(folder) as draft:
-            return save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
-
-    step, others = from_first_valid(run, experiment, choice, console.print, write)
-    console.print(f"{described_checkpoint(step, kind_of_checkpoint(run, experiment, step))}: {folder}")
-    if others:
-        console.print(
-            f"{len(others)} files and folders of the model before training are not copied: {', '.join(others)}"
-        )
-    return folder

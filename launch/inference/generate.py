@@ -11,7 +11,7 @@ from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment_file
 from launch.inference.decode import decode, stages_of
 from launch.inference.methods import Sampling
-from launch.inference.model_text import encoded_lines, load_documents
+from launch.inference.model_text import encoded_lines, load_data
 from launch.inference.translate import read_lines
 from launch.runs.checkpoints import print_checkpoint_used, stderr_console
 from launch.runs.store import RunFolder, find_run
@@ -24,8 +24,6 @@ from suite.training.checkpoint import Choice
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for."""
-
     tokens: int | None = None
     """The most tokens of a continuation; None: as many as fit the row."""
     temperature: float = 0.0
@@ -63,7 +61,7 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
     run = find_run(requested)
     experiment = find_language_model_run(run)
     messages = stderr_console()
-    data = load_documents(run, experiment, messages, choice)
+    data = load_data(run, experiment, TokenData.open, messages, choice)
     lines = [text] if text.strip() else read_lines(messages)
     given = {number: line for number, line in enumerate(lines) if line.strip()}
     if not given:

@@ -14,7 +14,7 @@ from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import decode_groups
 from launch.inference.methods import BeamSearch
 from launch.inference.model import load_model
-from launch.inference.model_text import source_of, trained_languages
+from launch.inference.model_text import rows_of, source_of, trained_languages
 from launch.runs.store import CACHE, RunFolder
 from suite.data.text.splitting import VALID
 from suite.data.text.text import TextData
@@ -70,7 +70,6 @@ def translate_held_out(run: RunFolder, experiment: Experiment, console: Console)
 
 
 def described(samples: Sequence[dict[str, str]]) -> list[str]:
-    """Returns the lines to print."""
     lines = ["held-out strings of the languages with the most text:"] if samples else []
     for sample in samples:
         lines += [
@@ -84,17 +83,15 @@ def described(samples: Sequence[dict[str, str]]) -> list[str]:
 def _draw(experiment: TranslationExperiment, data: TextData) -> Iterator[tuple[list[int], dict[str, str]]]:
     """Yields source tokens and texts of held-out pairs, drawn from the languages with the most training pairs; every
     second one is into English."""
-    generator, rows, start = random.Random(experiment.train.seed), {}, 0
-    for language, size in zip(data.languages, data.sizes[VALID], strict=True):
-        rows[language] = range(start, start + size)
-        start += size
-    languages = [code for code in trained_languages(experiment, data) if rows[code]]
+    generator = random.Random(experiment.train.seed)
+    languages = [code for code in trained_languages(experiment, data) if rows_of(code, VALID, data)]
     languages.sort(key=lambda code: -data.pairs[code])
     for number in range(SAMPLES if languages else 0):
         language = languages[number % len(languages)]
         codes = (ENGLISH, language)
         source, target = (1, 0) if number % 2 else (0, 1)
-        drawn = generator.sample(rows[language], min(DRAWN, len(rows[language])))
+        rows = rows_of(language, VALID, data)
+        drawn = generator.sample(rows, min(DRAWN, len(rows)))
         texts = data.texts(VALID, drawn)
         chosen = next((at for at, pair in enumerate(texts) if len(pair[source].split()) >= FEWEST_WORDS), 0)
         pair = texts[chosen]

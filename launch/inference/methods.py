@@ -55,15 +55,12 @@ class BeamSearch:
 
     @property
     def rows(self) -> int:
-        """The beam."""
         return self.beam
 
     def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-        """By similar length."""
         return group_by_length(sources, self.beam)
 
     def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> Beam:
-        """A beam."""
         return Beam([self.max_length] * len(group), self.beam, END_ID, LENGTH_PENALTY)
 
 
@@ -81,7 +78,6 @@ class Sampling:
     first: None = None
 
     def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-        """By equal length."""
         return group_by_equal_length(sources)
 
     def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> Sampler:
@@ -100,9 +96,7 @@ class ForcedScoring:
     first: int = BEGIN_ID
 
     def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-        """By similar length."""
         return group_by_length(sources, self.rows)
 
     def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> ForcedDecoding:
-        """Forced decoding."""
         return ForcedDecoding([self.targets[at] for at in group])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,7 +10,6 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.translation.experiment import TranslationExperiment
 from launch.runs.checkpoints import checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder
@@ -27,31 +25,13 @@ Data = TypeVar("Data", TextData, TokenData)
 Encoded = TypeVar("Encoded")
 
 
-def load_text(
-    run: RunFolder,
-    experiment: TranslationExperiment,
-    console: Console,
-    choice: Choice = None,
-    *,
-    with_test: bool = False,
-) -> TextData:
+def load_data(
+    run: RunFolder, experiment: Experiment, open_data: Callable[[Path], Data], console: Console, choice: Choice = None
+) -> Data:
     """Returns the prepared text that a run was trained on; prepares it again if it is not in the cache.
 
     Raises CheckpointError if the run has no checkpoint yet or not the chosen one, DataError if the text differs.
     """
-    return _load(run, experiment, partial(TextData.open, with_test=with_test), console, choice)
-
-
-def load_documents(
-    run: RunFolder, experiment: LanguageModelExperiment, console: Console, choice: Choice = None
-) -> TokenData:
-    """As ``load_text``, for a language model."""
-    return _load(run, experiment, TokenData.open, console, choice)
-
-
-def _load(
-    run: RunFolder, experiment: Experiment, open_data: Callable[[Path], Data], console: Console, choice: Choice
-) -> Data:
     checkpoints = checkpoints_to_use(run, experiment, choice, console.print)
     prepared = experiment.prepare_data(CACHE, console.print)
     data = open_data(experiment.data_folder(CACHE).resolve()) if prepared == experiment.data else None
@@ -67,6 +47,13 @@ def trained_languages(experiment: TranslationExperiment, data: TextData) -> list
     """Returns the languages that a run was trained on, without English."""
     chosen = experiment.text.languages
     return [code for code in data.languages if chosen is None or code in chosen]
+
+
+def rows_of(language: str, split: str, data: TextData) -> range:
+    """Returns the rows of a language's pairs in a split."""
+    at, sizes = data.languages.index(language), data.sizes[split]
+    start = sum(sizes[:at])
+    return range(start, start + sizes[at])
 
 
 def language_of(requested: str, known: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from rich.console import Console
 from experiments.base.score_settings import ScoreSettings, read
 from experiments.report.table import Table, Value
 from experiments.translation.experiment import TranslationExperiment
-from launch.inference.decode import find_text_run, reference_nll, stages_of, translate_tokens
-from launch.inference.model_text import language_of, load_text, trained_languages
+from launch.inference.decode import decode, find_text_run, stages_of, translate_tokens
+from launch.inference.methods import ForcedScoring
+from launch.inference.model_text import language_of, load_data, rows_of, trained_languages
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from launch.tracking.wandb_finish import publish
 from launch.watching.report import update_page
+from launch.watching.translation_samples import mean_rows
 from suite.data.text.cleaning import PLACEHOLDER
 from suite.data.text.splitting import TEST
 from suite.data.text.subset import train_counts
@@ -102,7 +105,7 @@ def score_run(run: RunFolder, settings: ScoreSettings, console: Console, choice:
 
 def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Choice) -> dict[str, Any]:
     experiment = find_text_run(run)
-    data = load_text(run, experiment, console, choice, with_test=True)
+    data = load_data(run, experiment, partial(TextData.open, with_test=True), console, choice)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
     trained = {code: sizes[code] for code in trained_languages(experiment, data)}
     chosen = _choose_languages(trained, settings.languages, data)
@@ -115,8 +118,9 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         f"K = {stages}"
     )
     written = translate_tokens(run, sources, stages, console, settings.beam, choice=choice)
-    targets = [target for direction in chosen_directions for target in direction.targets]
-    nll = reference_nll(run, sources, targets, stages, console, choice)
+    references = ForcedScoring([[*target, END_ID] for direction in chosen_directions for target in direction.targets])
+    losses = decode(run, sources, references, stages, console, lambda at, losses: None, choice).results
+    nll = [sum(of_tokens) for of_tokens in losses]
     overlaps = pair_overlaps(data, rows)
     texts = [one_line(text) for text in data.tokenizer.batch_decode(written.results, skip_special_tokens=True)]
     run.scores.unlink(missing_ok=True)  # an interruption must not leave it beside other texts
@@ -202,10 +206,9 @@ def directions(language: str, data: TextData, rows: Sequence[int]) -> Iterator[D
 
 def scored_rows(language: str, data: TextData, max_pairs: int | None) -> list[int]:
     """Returns the rows of a language's test pairs to score, at most ``max_pairs``, evenly spaced."""
-    at = data.languages.index(language)
-    start, count = sum(data.sizes[TEST][:at]), data.sizes[TEST][at]
-    pairs_taken = count if max_pairs is None else min(max_pairs, count)
-    return [start + place * count // pairs_taken for place in range(pairs_taken)]
+    rows = rows_of(language, TEST, data)
+    pairs_taken = len(rows) if max_pairs is None else min(max_pairs, len(rows))
+    return [rows[place * len(rows) // pairs_taken] for place in range(pairs_taken)]
 
 
 def _write(folder: Path, direction: Direction, hypotheses: Sequence[str]) -> None:
@@ -214,18 +217,13 @@ def _write(folder: Path, direction: Direction, hypotheses: Sequence[str]) -> Non
 
 
 def _print_scores(run: RunFolder, record: dict[str, Any], console: Console) -> None:
-    columns = ("all", *THIRDS)
     third_of = record["thirds"]
     counts = {"all": len(third_of)} | {third: list(third_of.values()).count(third) for third in THIRDS}
-    rows: list[list[Value]] = [["languages", *(counts[column] for column in columns)]]
-    for measure, shown in MEASURES.items():
-        for what, macro in ((shown, "macro"), (f"{shown} of the copied source", "macro_copy")):
-            if measure in record[macro]:
-                rows.append([what, *(record[macro][measure][column] for column in columns)])
+    rows: list[list[Value]] = [["languages", *counts.values()], *mean_rows(record)]
     notes = ["high, middle and low: thirds of the languages by training pairs", *record["signatures"].values()]
     used = described_checkpoint(record["step"], record["checkpoint"])
     languages = f"{len(third_of)} languages and both directions, each direction with equal weight"
-    means = Table("scores", f"means over {languages}, {used}", ("", *columns), rows, notes)
+    means = Table("scores", f"means over {languages}, {used}", ("", *counts), rows, notes)
     by_direction: list[list[Value]] = [
         [name, scores["train_pairs"], scores["pairs"], *(scores[measure] for measure in MEASURES)]
         for name, scores in record["directions"].items()

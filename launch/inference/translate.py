@@ -8,9 +8,10 @@ from rich.console import Console
 
 from experiments.base.hints import option
 from launch.inference.decode import find_text_run, stages_of, translate_tokens
-from launch.inference.model_text import encoded_lines, language_of, load_text, source_of, trained_languages
+from launch.inference.model_text import encoded_lines, language_of, load_data, source_of, trained_languages
 from launch.runs.checkpoints import print_checkpoint_used, stderr_console
 from launch.runs.store import find_run
+from suite.data.text.text import TextData
 from suite.data.text.tokenizer import ENGLISH
 from suite.errors import SettingError
 from suite.evaluation.scores import one_line
@@ -28,7 +29,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     run = find_run(requested)
     experiment = find_text_run(run)
     messages = stderr_console()
-    data = load_text(run, experiment, messages, choice)
+    data = load_data(run, experiment, TextData.open, messages, choice)
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
     lines = lines_of(text) if text else read_lines(messages)
     if not any(line.strip() for line in lines):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,18 +33,16 @@ def write_record(
 ) -> dict[str, Any]:
     """Writes the record atomically and returns it. Seconds count only steps, over all attempts; losses are in nats per
     token or image; ``memory`` are the peak bytes of each worker."""
-    sums = _StepSums.of(run)
-    seconds = sums.seconds
+    over_steps = _over_steps(run, setup.utilization)
     pipeline, units = experiment.pipeline, progress.units
     record = {
         "name": experiment.name, "scale": experiment.scale, "data": experiment.data,
         "K": pipeline.stages, "R": pipeline.replicas, "M": pipeline.micro_batches,
         "layers": len(layers), "parameters": count_parameters(layers),
         "counts": source.counts(), "steps": progress.step, "unit": experiment.unit,
-        "measure": experiment.metric_name, experiment.unit: units, "seconds": seconds,
-        f"{experiment.unit}_per_second": units / seconds,
-        "loss_first": sums.loss_first, "loss_last": sums.loss_last,
-        **_scores(experiment, setup.validation, source, progress.step), **_utilization(sums, setup.utilization),
+        "measure": experiment.metric_name, experiment.unit: units,
+        f"{experiment.unit}_per_second": units / over_steps["seconds"], **over_steps,
+        **_scores(experiment, setup.validation, source, progress.step),
         "threads": torch.get_num_threads(), "peak_memory_bytes": sum(memory),
         "shrunk": list(experiment.shrunk), "wandb_run": wandb_run,
     }  # fmt: skip
@@ -90,41 +87,23 @@ def _scores(experiment: Experiment, validation: Validation | None, source: DataS
     return scores
 
 
-_SHARES = {"mfu": MFU, "hfu": HFU}
-
-
-@dataclass
-class _StepSums:
-    """Sums over the steps of all attempts."""
-
-    loss_first: float | None = None
-    loss_last: float | None = None
-    seconds: float = 0.0
-    known_seconds: float = 0.0
-    """Of the steps whose utilization is known."""
-    busy_seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SHARES, 0.0))
-    """Utilization times seconds."""
-
-    @classmethod
-    def of(cls, run: RunFolder) -> _StepSums:
-        """Reads the steps one by one: there may be millions."""
-        sums = cls()
-        for at, step in enumerate(every_step(run.metrics)):
-            if at == 0:
-                sums.loss_first = step[LOSS]
-            sums.loss_last = step[LOSS]
-            sums.seconds += step[STEP_S]
-            if MFU in step:
-                sums.known_seconds += step[STEP_S]
-                for name, key in _SHARES.items():
-                    sums.busy_seconds[name] += step[key] * step[STEP_S]
+def _over_steps(run: RunFolder, utilization: Utilization | None) -> dict[str, Any]:
+    """Returns the seconds, the first and the last loss, and if known MFU and HFU and what they are a share of, over the
+    steps of all attempts. It reads them one by one: there may be millions."""
+    first_loss = last_loss = None
+    seconds = known_seconds = 0.0
+    busy_seconds = {"mfu": 0.0, "hfu": 0.0}
+    for at, step in enumerate(every_step(run.metrics)):
+        last_loss = step[LOSS]
+        first_loss = first_loss if at else last_loss
+        seconds += step[STEP_S]
+        if MFU in step:
+            known_seconds += step[STEP_S]
+            busy_seconds["mfu"] += step[MFU] * step[STEP_S]
+            busy_seconds["hfu"] += step[HFU] * step[STEP_S]
+    sums = {"seconds": seconds, "loss_first": first_loss, "loss_last": last_loss}
+    if utilization is None or not known_seconds:
         return sums
-
-
-def _utilization(sums: _StepSums, utilization: Utilization | None) -> dict[str, Any]:
-    """Returns MFU and HFU over all steps of this and earlier attempts, and what they are a share of."""
-    if utilization is None or not sums.known_seconds:
-        return {}
+    shares = {name: busy / known_seconds for name, busy in busy_seconds.items()}
     peak = utilization.peak
-    shares = {name: busy / sums.known_seconds for name, busy in sums.busy_seconds.items()}
-    return {**shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}
+    return {**sums, **shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}

@@ -156,10 +156,10 @@ def run_lock(run: Path, name: str = "lock") -> Iterator[None]:
         yield
 
 
-def is_locked(run: Path, name: str = "lock") -> bool:
-    """Whether a process, on this machine or where the storage knows locks, holds the lock ``name`` of a run."""
+def is_locked(run: Path) -> bool:
+    """Whether a process, on this machine or where the storage knows locks, holds the lock of a run."""
     try:
-        file = os.open(run / name, os.O_RDONLY)
+        file = os.open(run / "lock", os.O_RDONLY)
     except OSError:  # there is none, or it is somebody else's: heartbeats tell more
         return False
     try:

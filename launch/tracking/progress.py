@@ -83,8 +83,6 @@ def log_by_part(what: str, log: Log) -> Callable[[int, int, str], None]:
 
 @dataclass(frozen=True)
 class Update:
-    """Progress of a run."""
-
     step: int
     steps: int
     figures: tuple[Figure, ...]
@@ -123,7 +121,6 @@ class Bar:
         self._printed: int | None = None
 
     def start(self) -> None:
-        """Starts the display."""
         self._bar.start()
 
     def stop(self) -> None:

@@ -19,12 +19,13 @@ from experiments.registry import find
 from launch.backends.processes import run_attempt
 from launch.inference.export import export
 from launch.inference.generate import Request, continuations, find_language_model_run
-from launch.inference.model_text import load_documents
+from launch.inference.model_text import load_data
 from launch.runs.store import find_run, named_run
 from launch.train.summary import describe_scores
 from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import folder_of_documents, prepare_documents
 from suite.data.documents.tokenizer import END_ID
+from suite.data.documents.tokens import TokenData
 from suite.data.tokens import encode_all
 from suite.errors import DataError
 from suite.evaluation.ngram import ngram_nll
@@ -75,7 +76,7 @@ def _in_folder(folder, monkeypatch):
 def opened(name="two"):
     run = find_run(name)
     experiment = find_language_model_run(run)
-    return run, experiment, load_documents(run, experiment, QUIET)
+    return run, experiment, load_data(run, experiment, TokenData.open, QUIET)
 
 
 @torch.inference_mode()

@@ -27,7 +27,7 @@ from launch.inference.decode import DecodeOutput, DecodeTask, find_text_run, sta
 from launch.inference.export import export
 from launch.inference.held_out_samples import described, translate_held_out
 from launch.inference.methods import BeamSearch
-from launch.inference.model_text import load_text, source_of
+from launch.inference.model_text import load_data, source_of
 from launch.inference.score import _print_scores, directions, score_run, scored_rows
 from launch.inference.translate import lines_of, translate
 from launch.runs.store import RunFolder, find_run, named_run
@@ -253,7 +253,7 @@ def approximately(scores):
 
 def test_a_text_is_translated(scored):
     run = find_run("made")
-    data = load_text(run, find_text_run(run), QUIET)
+    data = load_data(run, find_text_run(run), TextData.open, QUIET)
     lines = texts("src")["de-en.src"]
     tokens = translate_tokens(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).results
     written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
@@ -266,7 +266,7 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
     """The three languages with the most pairs, beside what ``gpipe translate`` finds for the same strings."""
     run = find_run("made")
     experiment, console = find_text_run(run), Console(file=io.StringIO(), width=10_000)
-    data = load_text(run, experiment, QUIET)
+    data = load_data(run, experiment, TextData.open, QUIET)
     threads, decode = [], Decoder.run
     with monkeypatch.context() as patched:
         patched.setattr(Decoder, "run", lambda *args: (threads.append(torch.get_num_threads()), decode(*args)))
@@ -330,7 +330,7 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, modules_cache):
     assert type(model).__module__.startswith("transformers_modules.")
     run = find_run("made")
     experiment = find_text_run(run)
-    data = load_text(run, experiment, QUIET)
+    data = load_data(run, experiment, TextData.open, QUIET)
     texts = ["Save the file", "Delete", "Dieser Wert ist %(value)s.", "保存"]
     sources = [source_of(text, to, data, 24) for text in texts for to in ("de", "en", "zh_Hant")]
     asked = [f"<2{to}>{text}" for text in texts for to in ("de", "en", "zh_Hant")]
