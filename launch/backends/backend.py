@@ -1,9 +1,7 @@
-"""What a run needs of the place where it executes, and this machine as that place."""
+"""Where a run executes: this machine; other places change parts of it."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from experiments.base.workload import Measurable
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt
 from launch.worker.devices import this_machine
+from suite.log import Log
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement
 
@@ -21,52 +20,16 @@ if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
 
-class Backend(ABC):
-    """Where a run executes: its devices, their measurement, and the launcher of its workers."""
-
-    @abstractmethod
-    def cluster(self) -> Cluster:
-        """Returns the available devices."""
-
-    @abstractmethod
-    def measure_layers(
-        self,
-        work: Measurable,
-        cluster: Cluster,
-        workers: int,
-        threads: int,
-        log_file: Path,
-        data: Path | None,
-        log: Callable[[str], None],
-    ) -> list[LayerMeasurements]:
-        """Measures a workload's layers, on ``data`` if any, in ``workers`` concurrent processes with ``threads``
-        threads each. The libraries' output goes to ``log_file``."""
-
-    @abstractmethod
-    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
-        """Returns one of a cluster's devices with measured rates; takes seconds."""
-
-    @abstractmethod
-    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
+class Backend:
+    """The devices of a run, their measurement, and the launcher of its workers; here plain processes."""
 
     @property
     def workers(self) -> int | None:
         """How many workers it starts, if it cannot start another number."""
         return None
 
-    def check_workers(self, experiment: Experiment) -> None:  # noqa: B027  # optional: most start as many as needed
-        """Raises SettingError when it cannot start the experiment's K x R workers, whatever its devices."""
-
-    def close(self) -> None:  # noqa: B027  # optional: most backends hold no connection
-        """Disconnects, if there is a connection."""
-
-
-class LocalBackend(Backend):
-    """This machine; its workers are plain processes."""
-
     def cluster(self) -> Cluster:
-        """This machine."""
+        """Returns the available devices."""
         return this_machine()
 
     def measure_layers(
@@ -77,20 +40,27 @@ class LocalBackend(Backend):
         threads: int,
         log_file: Path,
         data: Path | None,
-        log: Callable[[str], None],
+        log: Log,
     ) -> list[LayerMeasurements]:
-        """In plain processes."""
+        """Measures a workload's layers, on ``data`` if any, in ``workers`` concurrent processes with ``threads``
+        threads each. The libraries' output goes to ``log_file``."""
         return measure_here(work, cluster, workers, threads, log_file)
 
-    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
-        """This machine's device."""
+    def probe_device(self, cluster: Cluster, log: Log) -> Device:
+        """Returns one of a cluster's devices with measured rates; takes seconds."""
         return this_device(cluster.bytes_per_device)
 
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        """A context with a launcher of plain processes."""
+        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
         from launch.backends.processes import ProcessLauncher
 
         return nullcontext(ProcessLauncher())
+
+    def check_workers(self, experiment: Experiment) -> None:
+        """Raises SettingError when it cannot start the experiment's K x R workers, whatever its devices."""
+
+    def close(self) -> None:
+        """Disconnects, if there is a connection."""
 
 
 def measure_here(

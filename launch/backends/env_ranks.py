@@ -27,7 +27,7 @@ from pydantic import TypeAdapter
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from launch import interrupts
-from launch.backends.backend import LocalBackend
+from launch.backends.backend import Backend
 from launch.backends.network_interface import use_interface_of
 from launch.backends.processes import run_alone, run_worker_at
 from launch.supervision.supervisor import Launcher
@@ -187,7 +187,7 @@ def _ignore_signals() -> None:
         interrupts.ignore()
 
 
-class EnvBackend(LocalBackend):
+class EnvBackend(Backend):
     """The machines of the ranks, taken to be like this one."""
 
     ranks: Ranks
@@ -206,7 +206,6 @@ class EnvBackend(LocalBackend):
         return replace(here, devices=world if nodes else max(here.devices, world), nodes=nodes)
 
     def check_workers(self, experiment: Experiment) -> None:
-        """Raises SettingError when there is not one rank for each worker."""
         workers = experiment.pipeline.stages * experiment.pipeline.replicas
         if workers != self.ranks.world:
             raise SettingError(
@@ -215,7 +214,6 @@ class EnvBackend(LocalBackend):
             )
 
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        """A context with a launcher of the ranks' workers."""
         return nullcontext(RankLauncher(self.ranks))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.base.cluster import Cluster
 from experiments.base.hints import command
 from experiments.base.workload import Measurable
-from launch.backends.backend import LocalBackend, measure_here
+from launch.backends.backend import Backend, measure_here
 from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
 from launch.backends.ray_train import RayTrainLauncher
@@ -24,6 +24,7 @@ from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cpu_model, gpus, this_machine
 from launch.worker.measure import LayerMeasurements
 from suite.errors import BusyError, PlacementError
+from suite.log import Log
 from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Node, Placement
 
@@ -34,14 +35,13 @@ MEASURING_S = 300.0
 """Seconds for measuring layers on a node; before that, the same time to wait for its devices to be free."""
 
 
-class RayBackend(LocalBackend):
+class RayBackend(Backend):
     """This machine; its workers are started by a local Ray that belongs to the run."""
 
     def __init__(self) -> None:
         self._connection = Connection()
 
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
         return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
 
 
@@ -82,7 +82,6 @@ class RayClusterBackend(RayBackend):
         )
 
     def close(self) -> None:
-        """Disconnects."""
         self._connection.close()
 
     def measure_layers(
@@ -93,7 +92,7 @@ class RayClusterBackend(RayBackend):
         threads: int,
         log_file: Path,
         data: Path | None,
-        log: Callable[[str], None],
+        log: Log,
     ) -> list[LayerMeasurements]:
         """Measures a workload's layers on the node with the most free devices."""
         kind = cluster.kind.upper()
@@ -106,8 +105,7 @@ class RayClusterBackend(RayBackend):
         )
         return measurements
 
-    def probe_device(self, cluster: Cluster, log: Callable[[str], None]) -> Device:
-        """Returns one of a cluster's devices with measured rates; takes seconds."""
+    def probe_device(self, cluster: Cluster, log: Log) -> Device:
         kind = cluster.kind.upper()
         resources = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 0}
         node = self._wait_for_free_node(kind, 1, log)
@@ -122,7 +120,7 @@ class RayClusterBackend(RayBackend):
                 self._devices[node.id] = _result(node, _devices, calls[node.id], FACTS_TIMEOUT_S)
         return [self._devices[node.id] for node in nodes]
 
-    def _wait_for_free_node(self, kind: str, workers: int, log: Callable[[str], None]) -> Node:
+    def _wait_for_free_node(self, kind: str, workers: int, log: Log) -> Node:
         """Waits until a node has ``workers`` free devices; returns the node with the most. Raises BusyError if none has
         enough in time."""
 

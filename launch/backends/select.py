@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from launch.backends.backend import Backend, LocalBackend
+from launch.backends.backend import Backend
 from suite.paths import check_socket_folder
 
 RAY_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -19,7 +19,7 @@ def select_backend(launcher: str) -> Backend:
         from launch.backends.processes import SOCKET
 
         check_socket_folder(tempfile.gettempdir(), SOCKET)  # before a plan
-        return LocalBackend()
+        return Backend()
     if launcher == "env":
         from launch.backends.env_ranks import EnvBackend
 
@@ -34,4 +34,4 @@ def select_backend(launcher: str) -> Backend:
 
 def cluster_backend() -> Backend:
     """Returns the backend of RAY_ADDRESS's cluster, or this machine's if it is not set."""
-    return select_backend("ray") if os.environ.get("RAY_ADDRESS") else LocalBackend()
+    return select_backend("ray") if os.environ.get("RAY_ADDRESS") else Backend()

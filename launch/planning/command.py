@@ -23,7 +23,7 @@ from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import merged, plan_workload
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
-from launch.backends.backend import LocalBackend
+from launch.backends.backend import Backend
 from launch.backends.select import cluster_backend
 from launch.planning.layer_costs import cost_model
 from launch.runs.store import CACHE
@@ -68,7 +68,7 @@ def make_named(
     On a declared cluster an experiment has the paper's sizes unless a scale is given, and as many replicas as fit.
     """
     _check_name(name, scale)
-    with closing(LocalBackend() if cluster else cluster_backend()) as backend:
+    with closing(Backend() if cluster else cluster_backend()) as backend:
         devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
         with log_when_long(f"planning {name}", log) as set_part:
             request = _plan_request(name, devices, scale, settings, best)

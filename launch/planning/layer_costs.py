@@ -22,7 +22,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import CostModel, LayerCosts, in_seconds
 from experiments.planning.planner import estimated_costs
-from launch.backends.backend import Backend, LocalBackend
+from launch.backends.backend import Backend
 from launch.planning.cost_records import CostRecord
 from launch.planning.step_history import ratios
 from launch.worker.cgroups import cpu_limit
@@ -59,7 +59,7 @@ def cost_model(
     """Returns a function that finds the layer costs of a workload: estimated for a declared device, otherwise measured
     on ``backend`` (by default this machine), with ``data`` if any, and cached in ``cache``. ``keeps_doubted`` also uses
     cached costs that the first steps of a run disagreed with: a resumed run has them in its plan already."""
-    backend = backend or LocalBackend()
+    backend = backend or Backend()
 
     def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
         if cluster.device is not None:

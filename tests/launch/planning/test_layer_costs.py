@@ -13,7 +13,7 @@ from experiments.language_model.runs import language_model
 from experiments.planning.plan_report import central
 from experiments.planning.planner import estimated_costs, plan_workload
 from launch.backends import backend
-from launch.backends.backend import LocalBackend
+from launch.backends.backend import Backend
 from launch.planning import layer_costs
 from launch.runs.store import RunFolder
 from launch.train.step_check import StepCheck
@@ -54,7 +54,7 @@ def measured(monkeypatch):
     return calls
 
 
-class WithDevice(LocalBackend):
+class WithDevice(Backend):
     """This machine with another device."""
 
     def __init__(self, device):
