@@ -260,12 +260,11 @@ def test_a_damaged_heartbeat_file_is_ignored(tmp_path):
         status.begin(Action("B", 2), 17)
         path = path_of(tmp_path, 0, 1)
         whole = path.read_bytes()
-        path.write_bytes(whole + b"x")
         assert read_heartbeat(tmp_path, 0, 1, 3).action == "B2"
-        path.write_bytes(whole[:-16] + b"\xff" * 16)
-        assert read_heartbeat(tmp_path, 0, 1, 3).action == "\N{REPLACEMENT CHARACTER}" * 16
-        path.write_bytes(whole.replace(b'"elapsed_s": ', b'"elapsed_s": "x", "x": '))
-        assert read_heartbeat(tmp_path, 0, 1, 3) is None
+        damaged = (whole + b"x", whole[:100], b"\xff" + whole, whole.replace(b'"elapsed_s":', b'"elapsed_s":"x","x":'))
+        for content in damaged:
+            path.write_bytes(content)
+            assert read_heartbeat(tmp_path, 0, 1, 3) is None
 
 
 def until_it_ends(watch, end):
