@@ -26,7 +26,7 @@ PRELOAD = ["ray._private.workers.default_worker"]
 """The main module of an agent's process: multiprocessing imports it again in each worker."""
 
 SEND_S, SENDS_PER_S = 0.5, 1000
-"""Least seconds between two heartbeats or changes that an agent sends; how many heartbeats all send in a second."""
+"""Least seconds between two looks of an agent for changes; how many times all agents together look in a second."""
 
 LAST_S = 10.0
 """Seconds for the last changes to arrive."""
@@ -40,63 +40,47 @@ def serve(config: dict[str, Any]) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # the interface that the host name resolves to, instead of loopback
     dispatcher, rank = config["dispatcher"], ray.train.get_context().get_world_rank()
     store = _open_store(dispatcher) if rank == 0 else None
-    files = FileSender(dispatcher, config["folders"].get(rank))
-    number = 0
+    files, sender, number = config["folders"].get(rank), None, 0
     while (following := ray.get(dispatcher.next_attempt.remote(number))) is not None:
         attempt, address = following
         number = attempt.number
         with TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True) as folder:
-            heartbeats = HeartbeatSender(dispatcher, rank, attempt, Path(folder))
-            report = _run_worker(dispatcher, rank, attempt, address, heartbeats, files)
-            heartbeats.send(last=True)
-        files.send(last=True)
+            sender = Sender(dispatcher, rank, attempt, Path(folder), files)
+            report = _run_worker(dispatcher, rank, attempt, address, sender)
+            sender.send(last=True)
         ray.get(dispatcher.report.remote(rank, number, report))
-    files.send(last=True)  # of workers on this node that ended later
+    if sender is not None:
+        sender.send(last=True)  # files of workers on this node that ended later
     del store
 
 
-class HeartbeatSender:
-    """Sends a worker's heartbeats to the dispatcher."""
+class Sender:
+    """Sends a worker's heartbeats to the dispatcher, and what changes in the run's folder on this node."""
 
-    def __init__(self, dispatcher: Any, rank: int, attempt: Attempt, folder: Path) -> None:
-        """The worker of ``rank`` writes its heartbeat into ``folder``."""
-        self.folder = folder
-        self._dispatcher, self._rank, self._number = dispatcher, rank, attempt.number
+    def __init__(
+        self, dispatcher: Any, rank: int, attempt: Attempt, heartbeats: Path, files: FolderDelta | None
+    ) -> None:
+        """The worker of ``rank`` writes its heartbeat into the folder ``heartbeats``. ``files`` is the run's folder,
+        unless it is shared or another agent sends its changes."""
+        self.heartbeats = heartbeats
+        self._dispatcher, self._rank, self._number, self._files = dispatcher, rank, attempt.number, files
         self._pause_s = max(SEND_S, attempt.workers / SENDS_PER_S)
         self._sent, self._sending, self._due = b"", None, 0.0
 
     def send(self, last: bool = False) -> None:
-        """Sends the heartbeat if it has changed, after a pause and once the previous one has arrived; the ``last`` one
-        always."""
-        if not last and (time.monotonic() < self._due or not _has_arrived(self._sending)):
+        """Sends what has changed, after a pause and once the previous changes have arrived; the ``last`` ones always,
+        and waits for them."""
+        has_arrived = self._sending is None or ray.wait([self._sending], timeout=0)[0]
+        if not last and (time.monotonic() < self._due or not has_arrived):
             return
-        for path in self.folder.glob("*.json"):
-            if (heartbeat := path.read_bytes()) != self._sent:
-                self._sent, self._due = heartbeat, time.monotonic() + self._pause_s
-                self._sending = self._dispatcher.heartbeat.remote(self._rank, self._number, heartbeat)
-
-
-class FileSender:
-    """Sends what changes in the run's folder on this node to the dispatcher; nothing if ``folder`` is None."""
-
-    def __init__(self, dispatcher: Any, folder: FolderDelta | None) -> None:
-        self._dispatcher, self._folder = dispatcher, folder
-        self._sending, self._due = None, 0.0
-
-    def send(self, last: bool = False) -> None:
-        """Sends the changes after a pause and once the previous ones have arrived; the ``last`` ones always, and waits
-        for them."""
-        if self._folder is None or (not last and (time.monotonic() < self._due or not _has_arrived(self._sending))):
-            return
-        self._due = time.monotonic() + SEND_S
-        if deltas := self._folder.take():
-            self._sending = self._dispatcher.write.remote(deltas)
+        self._due = time.monotonic() + self._pause_s
+        heartbeat = b"".join(path.read_bytes() for path in self.heartbeats.glob("*.json"))
+        deltas = self._files.take() if self._files is not None else []
+        if deltas or heartbeat != self._sent:
+            self._sent = heartbeat
+            self._sending = self._dispatcher.update.remote(self._rank, self._number, heartbeat, deltas)
         if last and self._sending is not None:
             ray.wait([self._sending], timeout=LAST_S)
-
-
-def _has_arrived(call: Any) -> bool:
-    return call is None or bool(ray.wait([call], timeout=0)[0])
 
 
 def _open_store(dispatcher: Any) -> Any:
@@ -107,20 +91,17 @@ def _open_store(dispatcher: Any) -> Any:
     return store
 
 
-def _run_worker(
-    dispatcher: Any, rank: int, attempt: Attempt, address: str, heartbeats: HeartbeatSender, files: FileSender
-) -> Report:
+def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str, sender: Sender) -> Report:
     """Runs the worker of a rank in a new process, until it ends or the attempt is over; returns how it ended."""
     over = dispatcher.over.remote(attempt.number)
     device = _device() if attempt.use_gpu else None
 
     def is_over() -> bool:
-        heartbeats.send()
-        files.send()
+        sender.send()
         return bool(ray.wait([over], timeout=0)[0])
 
     return run_alone(
-        _work, rank, address, attempt, device, own_node(), heartbeats.folder, should_stop=is_over, preload=PRELOAD
+        _work, rank, address, attempt, device, own_node(), sender.heartbeats, should_stop=is_over, preload=PRELOAD
     )
 
 

@@ -10,7 +10,7 @@ import ray
 
 from experiments.registry import find
 from launch.backends import ray_agent, ray_agents
-from launch.backends.ray_agent import FileSender, HeartbeatSender
+from launch.backends.ray_agent import Sender
 from launch.backends.ray_agents import Agents
 from launch.backends.ray_dispatcher import Dispatcher
 from launch.storage_sync.folder_delta import FolderDelta
@@ -65,7 +65,7 @@ def attempt(folder, number):
 def sender(calls, folder, rank, number):
     own = folder / f"node-{rank}-{number}"
     own.mkdir()
-    return HeartbeatSender(calls, rank, attempt(folder, number), own)
+    return Sender(calls, rank, attempt(folder, number), own, None)
 
 
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
@@ -73,7 +73,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         late, status = sender(calls, tmp_path, 1, 1), WorkerStatus()
-        with HeartbeatWriter(late.folder, RankCoord(1, 2, 1), 1, status):
+        with HeartbeatWriter(late.heartbeats, RankCoord(1, 2, 1), 1, status):
             late.send()
             agents.reports()
             watchdog.read_heartbeats()
@@ -86,7 +86,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
         watchdog.read_heartbeats()
         assert not watchdog.heartbeats
         now = sender(calls, tmp_path, 1, 2)
-        with HeartbeatWriter(now.folder, RankCoord(1, 2, 1), 2, WorkerStatus()):
+        with HeartbeatWriter(now.heartbeats, RankCoord(1, 2, 1), 2, WorkerStatus()):
             now.send()
             late.send(last=True)
             agents.reports()
@@ -99,7 +99,7 @@ def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         sending = sender(calls, tmp_path, 0, 1)
-        writer = HeartbeatWriter(sending.folder, RankCoord(0, 2, 1), 1, status)
+        writer = HeartbeatWriter(sending.heartbeats, RankCoord(0, 2, 1), 1, status)
         with writer:
             sending.send()
             before = calls.count
@@ -132,7 +132,7 @@ def test_changes_on_another_node_reach_the_runs_folder(calls, tmp_path, monkeypa
     there, run = tmp_path / "there", tmp_path
     there.mkdir()
     (run / "experiment.draft").touch()
-    sending = FileSender(calls, FolderDelta(there))
+    sending = Sender(calls, 0, attempt(tmp_path, 1), tmp_path / "heartbeats", FolderDelta(there))
     (there / "metrics.jsonl").write_text("1\n")
     sending.send()
     with (there / "metrics.jsonl").open("a") as file:
@@ -151,7 +151,7 @@ def test_files_that_cannot_be_written_are_reported_once_and_the_run_continues(ca
     there.mkdir()
     (tmp_path / "spikes.jsonl").mkdir()  # in the way
     agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, said.append)
-    sending = FileSender(calls, FolderDelta(there))
+    sending = Sender(calls, 0, attempt(tmp_path, 1), tmp_path / "heartbeats", FolderDelta(there))
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         for line in ("one\n", "two\n"):
