@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from suite.errors import first_line
+from suite.errors import SuiteError, first_line
+from suite.pipeline.planning.placement import Node
 
 Key = TypeVar("Key")
+
+CANCEL_S = 10.0
+"""Seconds for the nodes to clean up after a failure on one."""
 
 
 def start_on(node_id: str, target: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -52,6 +57,33 @@ def collect(calls: Mapping[Key, Any], timeout_s: float, late: str = "") -> tuple
         except Exception as error:  # of many types: raised by Ray, or the result is unreadable
             unanswered[key] = reason(error)
     return answers, unanswered
+
+
+def run_on_all(
+    nodes: Sequence[Node],
+    task: Callable[..., Any],
+    *args: Any,
+    limit_s: float,
+    fault: Callable[[Node, str], SuiteError],
+    late: str = "",
+    **options: Any,
+) -> dict[Node, Any]:
+    """Runs a function as a Ray task on each node, with Ray's ``options``; returns the results. Where it fails or takes
+    longer than ``limit_s``, it cancels all tasks and raises what ``fault`` returns for the node and the reason."""
+    import ray
+
+    calls = {node: start_on(node.id, task, *args, max_retries=0, **options) for node in nodes}
+    try:
+        results, failures = collect(calls, limit_s, late)
+        for node, why in failures.items():
+            raise fault(node, why)
+    except BaseException:
+        with suppress(Exception):
+            for call in calls.values():
+                ray.cancel(call)
+            collect(calls, CANCEL_S)
+        raise
+    return results
 
 
 def reason(error: Exception) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ from experiments.base.hints import command
 from experiments.base.workload import Measurable
 from launch.backends.backend import Backend, measure_here
 from launch.backends.link_cache import read_links
-from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
+from launch.backends.ray_connection import Connection, Found, address, answering, wait_for_devices
 from launch.backends.ray_train import RayTrainLauncher
-from launch.ray_nodes import reason, start_on
+from launch.ray_nodes import run_on_all
 from launch.runs.store import CACHE
 from launch.storage_sync.data_transfer import send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
-from launch.worker.devices import cpu_model, gpus, this_machine
+from launch.worker.devices import cores, cpu_model, gpus
 from launch.worker.measure import LayerMeasurements
 from suite.errors import BusyError, PlacementError
 from suite.log import Log
@@ -50,7 +50,7 @@ class RayClusterBackend(RayBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self._devices: dict[str, _Devices] = {}
+        self._devices: dict[str, Cluster] = {}
         """Devices of each node, by node id."""
 
     def cluster(self) -> Cluster:
@@ -64,21 +64,19 @@ class RayClusterBackend(RayBackend):
             if not nodes:
                 raise PlacementError(f"the Ray cluster at {address()} has no node with a device; add one")
             name = self._connection.name()
-        found = self._query_devices(nodes, kind)
-        smallest = min(found, key=lambda devices: devices.bytes)
-        count = sum(node.total for node in nodes)
+        new = [node for node in nodes if node.id not in self._devices]
+        found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
+        self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
+        of_nodes = [self._devices[node.id] for node in nodes]
+        smallest = min(of_nodes, key=lambda devices: devices.bytes_per_device)
         links = read_links(CACHE, name)
-        network, reduction = (links.between_nodes, links.all_reduce) if links is not None else (None, None)
-        return Cluster(
-            count,
-            smallest.bytes,
-            "gpu" if kind == "GPU" else "cpu",
-            nodes,
-            None,
-            network,
-            reduction,
-            smallest.name,
-            all(devices.has_bf16 for devices in found),
+        return replace(
+            smallest,
+            devices=sum(node.total for node in nodes),
+            nodes=nodes,
+            network=links.between_nodes if links else None,
+            reduction=links.all_reduce if links else None,
+            has_bf16=all(devices.has_bf16 for devices in of_nodes),
         )
 
     def close(self) -> None:
@@ -99,26 +97,14 @@ class RayClusterBackend(RayBackend):
         node = self._wait_for_free_node(kind, workers, log)
         if data is not None:
             send_folder(data, [node])
-        resources = {f"num_{kind.lower()}s": workers}
-        measurements: list[LayerMeasurements] = _run_on(
-            node, measure_here, MEASURING_S, work, cluster, workers, threads, log_file.resolve(), **resources
-        )
-        return measurements
+        arguments = work, cluster, workers, threads, log_file.resolve()
+        return _run_on(node, measure_here, *arguments, limit_s=MEASURING_S, **{f"num_{kind.lower()}s": workers})
 
     def probe_device(self, cluster: Cluster, log: Log) -> Device:
         kind = cluster.kind.upper()
-        resources = {"num_gpus": 1} if kind == "GPU" else {"num_cpus": 0}
         node = self._wait_for_free_node(kind, 1, log)
-        device: Device = _run_on(node, this_device, FACTS_TIMEOUT_S, cluster.bytes_per_device, **resources)
-        return device
-
-    def _query_devices(self, nodes: Sequence[Node], kind: str) -> list[_Devices]:
-        """Returns the nodes' devices; queries new nodes in parallel, and each node only once."""
-        calls = {node.id: _start(node, _devices, kind, node.total) for node in nodes if node.id not in self._devices}
-        for node in nodes:
-            if node.id in calls:
-                self._devices[node.id] = _result(node, _devices, calls[node.id], FACTS_TIMEOUT_S)
-        return [self._devices[node.id] for node in nodes]
+        needed = {"num_gpus": int(kind == "GPU")}
+        return _run_on(node, this_device, cluster.bytes_per_device, limit_s=FACTS_TIMEOUT_S, **needed)
 
     def _wait_for_free_node(self, kind: str, workers: int, log: Log) -> Node:
         """Waits until a node has ``workers`` free devices; returns the node with the most. Raises BusyError if none has
@@ -134,45 +120,23 @@ class RayClusterBackend(RayBackend):
         return wait_for_devices(find, MEASURING_S, log, "; try again when devices are free")
 
 
-@dataclass(frozen=True)
-class _Devices:
-    """A node's devices: bytes of each device, their name, and whether GPUs multiply bf16."""
-
-    bytes: int
-    name: str
-    has_bf16: bool = True
-
-
-def _devices(kind: str, count: int) -> _Devices:
+def _node_devices(kind: str) -> Cluster:
     """Returns the devices of the node that this runs on."""
-    if kind == "GPU":
-        cluster = gpus()
-        return _Devices(cluster.bytes_per_device, cluster.name, cluster.has_bf16)
-    memory = this_machine().bytes_per_device * this_machine().devices
-    return _Devices(memory // count, f"{cpu_model()} of {os.uname().nodename}")
+    return gpus() if kind == "GPU" else replace(cores(), name=f"{cpu_model()} of {os.uname().nodename}")
 
 
-def _run_on(node: Node, function: Callable[..., Any], timeout_s: float, *args: Any, **resources: float) -> Any:
-    """Runs a function on a node and returns its result. Raises PlacementError when it fails or takes too long."""
-    return _result(node, function, _start(node, function, *args, **resources), timeout_s)
+def _as_offered(devices: Cluster, node: Node) -> Cluster:
+    """Returns a node's devices; of cores as many as Ray offers there, which share the memory."""
+    if devices.kind == "gpu":
+        return devices
+    return replace(devices, bytes_per_device=devices.devices * devices.bytes_per_device // node.total)
 
 
-def _start(node: Node, function: Callable[..., Any], *args: Any, **resources: float) -> Any:
-    """Starts a function on a node; returns its object reference."""
-    return start_on(node.id, function, *args, max_retries=0, **resources)
+def _run_on(node: Node, task: Callable[..., Found], *args: Any, limit_s: float, **needed: Any) -> Found:
+    """Runs a function as a Ray task on a node, with the devices that it needs."""
+    result: Found = run_on_all([node], task, *args, limit_s=limit_s, fault=_no_answer, **needed)[node]
+    return result
 
 
-def _result(node: Node, function: Callable[..., Any], result: Any, timeout_s: float) -> Any:
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError
-
-    try:
-        return ray.get(result, timeout=timeout_s)
-    except GetTimeoutError:
-        ray.cancel(result, force=True)
-        raise PlacementError(
-            f"node {node.name} did not answer within {timeout_s:.0f} s: it hangs, or its devices have just become "
-            f"busy; run `{command('doctor')}`, or try again"
-        ) from None
-    except RayError as error:
-        raise PlacementError(f"node {node.name} failed in {function.__name__}: {reason(error)}") from error
+def _no_answer(node: Node, why: str) -> PlacementError:
+    return PlacementError(f"node {node.name} cannot be used: {why}; run `{command('doctor')}`, or try again")

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from experiments.base.hints import command
-from launch.ray_nodes import collect, own_node, start_on
+from launch.ray_nodes import own_node, run_on_all, start_on
 from suite.errors import WorkerError
 from suite.paths import safe_join
 from suite.pipeline.planning.placement import Node
@@ -28,9 +28,6 @@ START_S = 60.0
 
 LEAST_BYTES_PER_S = 1e7
 """Minimum rate of a transfer, over all its nodes; a slower one fails."""
-
-CANCEL_S = 10.0
-"""Seconds for the nodes to remove what they have received, after a failure on one."""
 
 OLD_S = 86400.0
 """Seconds without a change after which a draft is removed: its driver was killed."""
@@ -56,8 +53,8 @@ def send_folder(folder: Path, nodes: Sequence[Node]) -> None:
     limit_s = START_S + len(nodes) * sum(sizes.values()) / LEAST_BYTES_PER_S
     late = f"it is not complete after {limit_s:.0f} s, slower than {LEAST_BYTES_PER_S / 1e6:.0f} MB/s"
     reader = start_on(own_node(), ChunkReader, folder)
-    what = f"the prepared data {folder}"
-    run_on_all(nodes, receive_folder, folder, sizes, reader, what=what, limit_s=limit_s, late=late)
+    fault = not_received(f"the prepared data {folder}")
+    run_on_all(nodes, receive_folder, folder, sizes, reader, limit_s=limit_s, fault=fault, late=late)
 
 
 def receive_folder(folder: Path, sizes: Mapping[str, int], reader: Any) -> None:
@@ -93,26 +90,10 @@ def _remove_old_drafts(folder: Path) -> None:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
-def run_on_all(
-    nodes: Sequence[Node], task: Callable[..., Any], *args: Any, what: str, limit_s: float, late: str = ""
-) -> dict[Node, Any]:
-    """Runs a function as a Ray task on each node; returns the results. Raises WorkerError, because the next attempt may
-    use other nodes, with the name of a node where it fails or takes longer than ``limit_s``: that node could not
-    receive ``what``."""
-    import ray
-
-    calls = {node: start_on(node.id, task, *args, max_retries=0) for node in nodes}
-    try:
-        results, failures = collect(calls, limit_s, late)
-        for node, why in failures.items():
-            raise WorkerError(
-                f"node {node.name} could not receive {what}: {why}; run `{command('doctor')}`, remove the node, or use "
-                "storage that all nodes share (GPIPE_STORAGE)"
-            )
-    except BaseException:
-        with suppress(Exception):
-            for call in calls.values():
-                ray.cancel(call)
-            collect(calls, CANCEL_S)
-        raise
-    return results
+def not_received(what: str) -> Callable[[Node, str], WorkerError]:
+    """Returns a function that returns the error of a node that could not receive something: no PlacementError, because
+    the next attempt may use other nodes."""
+    return lambda node, why: WorkerError(
+        f"node {node.name} could not receive {what}: {why}; run `{command('doctor')}`, remove the node, or use "
+        "storage that all nodes share (GPIPE_STORAGE)"
+    )

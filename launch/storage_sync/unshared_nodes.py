@@ -16,8 +16,8 @@ from pathlib import Path
 
 from experiments.base.hints import option
 from launch import node_probe
-from launch.ray_nodes import own_node
-from launch.storage_sync.data_transfer import run_on_all, send_folder
+from launch.ray_nodes import own_node, run_on_all
+from launch.storage_sync.data_transfer import not_received, send_folder
 from launch.storage_sync.folder_delta import MARKER, FileDelta, FolderDelta, apply_delta
 from launch.worker.attempt import TEMPORARY, Attempt
 from suite.errors import PlacementError
@@ -26,6 +26,8 @@ from suite.pipeline.planning.placement import Node
 
 ANSWER_S = 60.0
 """Seconds for a node to look for a marker, or to receive the run's files; includes the start of a Ray process."""
+
+RUN_NOT_RECEIVED = not_received("the run's files")
 
 
 def prepare_nodes(
@@ -66,7 +68,7 @@ def prepare_nodes(
     send_folder(attempt.data, receivers)
     files = ray.put(FolderDelta(attempt.folder, from_now=False).take())
     folders = run_on_all(
-        receivers, receive_run, attempt.folder, files, attempt.owner, what="the run's files", limit_s=ANSWER_S
+        receivers, receive_run, attempt.folder, files, attempt.owner, limit_s=ANSWER_S, fault=RUN_NOT_RECEIVED
     )
     return {node.id: folder for node, folder in folders.items()}
 
@@ -82,8 +84,8 @@ def _not_sharing(nodes: Sequence[Node], folder: Path, mark: str) -> list[Node]:
         [MARKER],
         node_probe.SETTLE_S,
         mark,
-        what="the run's files",
         limit_s=ANSWER_S,
+        fault=RUN_NOT_RECEIVED,
     )
     return [node for node in nodes if unseen[node]]
 

@@ -9,6 +9,7 @@ import ray
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2.api.exceptions import ControllerError
 
+from launch import ray_nodes
 from launch.backends import ray_train
 from launch.backends.ray_train import RayTrainLauncher, root_cause
 from launch.storage_sync import data_transfer
@@ -116,7 +117,8 @@ def test_a_node_that_does_not_answer_is_named_and_its_task_cancelled(tmp_path, m
     monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([], calls))
     monkeypatch.setattr(ray, "cancel", cancelled.append)
     monkeypatch.setattr(data_transfer, "own_node", str)
-    monkeypatch.setattr(data_transfer, "start_on", lambda node, *_, **__: f"call on {node}")
+    monkeypatch.setattr(data_transfer, "start_on", lambda *_, **__: "reader")
+    monkeypatch.setattr(ray_nodes, "start_on", lambda node, *_, **__: f"call on {node}")
     monkeypatch.setattr(data_transfer, "START_S", 7.0)
     with pytest.raises(WorkerError, match=r"node a could not receive .*: it is not complete after 7 s,"):
         data_transfer.send_folder(tmp_path, [Node("1", "a", 1, 1)])

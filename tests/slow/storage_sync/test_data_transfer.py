@@ -7,6 +7,7 @@ import time
 import pytest
 import ray
 
+from launch import ray_nodes
 from launch.storage_sync import data_transfer
 from launch.storage_sync.data_transfer import ChunkReader, receive_folder, send_folder
 from suite.errors import WorkerError
@@ -44,6 +45,7 @@ def send(monkeypatch, source):
             return ray.remote(task).options(**{"num_cpus": 0} | options).remote(folder, *args)
 
         monkeypatch.setattr(data_transfer, "start_on", start_on)
+        monkeypatch.setattr(ray_nodes, "start_on", start_on)
         send_folder(source, [NODE])
 
     return send
