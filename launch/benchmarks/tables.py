@@ -25,8 +25,8 @@ from launch.backends.processes import run_processes
 from launch.planning.layer_costs import measure_costs
 from launch.runs.store import CACHE, RUNS, RunFolder, find_run
 from launch.tracking.progress import log_by_part
+from launch.worker import measure
 from launch.worker.devices import cores, this_machine
-from launch.worker.measure import LayerMeasurements, Steps, measure_layers, measure_peak_bytes, measure_steps, slowest_s
 from launch.worker.run_plan import RunPlan
 from suite.errors import SettingError, nearest
 from suite.log import Log
@@ -84,15 +84,14 @@ def _measure_step(work: SleepingWork, log: Log) -> Measurement:
     stages = work.pipeline.stages
     case = f"K = {stages}, M = {work.micro_batches}"
     FOLDER.mkdir(parents=True, exist_ok=True)
-    found: list[LayerMeasurements] = run_processes(measure_layers, 1, work, 1, False, FOLDER / "measuring.log")
-    alone = found[0].costs
+    (found,) = run_processes(measure.measure_layers, 1, work, 1, False, FOLDER / "measuring.log")
+    alone = found.costs
     estimate_s = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
     count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / estimate_s)))
     log(f"{case}: {count} steps of about {estimate_s:.1f} s")
-    steps: list[Steps] = run_processes(
-        measure_steps, stages, work, (1,) * stages, ScheduleConfig.from_settings(work.pipeline), count, False
-    )
-    seconds = tuple(slowest_s(steps))
+    run = measure.MeasuredPipeline(work, (1,) * stages, ScheduleConfig.from_settings(work.pipeline))
+    steps: list[measure.Steps] = run_processes(measure.measure_steps, stages, run, count, False)
+    seconds = tuple(measure.slowest_s(steps))
     median_s = statistics.median(seconds)
     log(f"{case}: {median_s:.3f} s a step ({count} steps, {min(seconds):.3f} to {max(seconds):.3f})")
     return Measurement(seconds, alone)
@@ -115,10 +114,10 @@ def _plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
     found = measure_costs(work, cores(), cache, lambda text: None, Backend())
     parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
     plan = make_plan(found.costs, work.pipeline, parameter_bytes, found.machine)
-    run = work, plan.layers_per_cell, plan.schedule_config
-    steps: list[Steps] = run_processes(measure_steps, work.pipeline.stages, *run, 7)
-    peaks: list[int] = run_processes(measure_peak_bytes, work.pipeline.stages, *run)
-    measured_s = statistics.median(slowest_s(steps))
+    run = measure.MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config)
+    steps: list[measure.Steps] = run_processes(measure.measure_steps, work.pipeline.stages, run, 7)
+    peaks: list[int] = run_processes(measure.measure_peak_bytes, work.pipeline.stages, run)
+    measured_s = statistics.median(measure.slowest_s(steps))
     planned_bytes = tuple(stage.peak_bytes - found.machine.process_bytes for stage in plan.cells)
     log(f"{work.name}, round {at + 1}: predicted {plan.step_s:.3f} s, measured {measured_s:.3f} s")
     return Round(plan.step_s, measured_s, planned_bytes, tuple(peaks))

@@ -22,16 +22,16 @@ def check_step(sizes: Sizes, machine: Cluster) -> Record:
     DeepSpeed."""
     require_deepspeed("step")
     from experiments.translation.runs import t128_6b  # here: a bare checkout lacks packages that these import
-    from launch.worker.measure import measure_layers, measure_peak_bytes, measure_steps
+    from launch.worker.measure import MeasuredPipeline, measure_layers, measure_peak_bytes, measure_steps
 
     work, use_gpu, logits_bytes = t128_6b().with_settings(sizes.step), machine.kind == "gpu", machine.logits_bytes
     with tempfile.TemporaryDirectory() as folder:
         (measured,) = run_processes(measure_layers, 1, work, 1, use_gpu, Path(folder) / "measuring.log", logits_bytes)
     memory = Machine(machine.bytes_per_device)
     plan = make_plan(measured.costs, work.pipeline, bytes_per_parameter(work.optimizer, replicas=1), memory)
-    run = work, plan.layers_per_cell, plan.schedule_config
-    (peak_bytes,) = run_processes(measure_peak_bytes, 1, *run, use_gpu, logits_bytes)
-    (steps,) = run_processes(measure_steps, 1, *run, STEPS, True, use_gpu, logits_bytes)
+    run = MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config, use_gpu, logits_bytes)
+    (peak_bytes,) = run_processes(measure_peak_bytes, 1, run)
+    (steps,) = run_processes(measure_steps, 1, run, STEPS)
     planned_bytes = plan.cells[0].peak_bytes
     return {
         "rows": [

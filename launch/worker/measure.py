@@ -139,59 +139,48 @@ MOST_WORKSPACES = 256 << 20
 """cuBLAS's of a forward and a backward took 66 MiB on an H200. More would be tensors that something still holds."""
 
 
+@dataclass(frozen=True)
+class MeasuredPipeline:
+    """A pipeline of one replica, with a process for each stage."""
+
+    workload: Measurable
+    cells: Sequence[int]
+    """Layers of each."""
+    schedule_config: ScheduleConfig
+    use_gpu: bool = False
+    logits_bytes: int = CPU_LOGITS_BYTES
+
+
 def measure_steps(
-    rank: int,
-    world: int,
-    rendezvous: str,
-    workload: Measurable,
-    cells: Sequence[int],
-    schedule_config: ScheduleConfig,
-    steps: int,
-    update: bool = True,
-    use_gpu: bool = False,
-    logits_bytes: int = CPU_LOGITS_BYTES,
+    rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline, steps: int, update: bool = True
 ) -> Steps:
-    """Measures steps of one replica's pipeline on equal micro-batches, after two warm-up steps."""
-    keep_freed_memory()  # as a run's workers do
-    device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
-    return _run_steps(device, workload, cells, schedule_config, logits_bytes, steps, update)
+    """Measures steps on equal micro-batches, after two warm-up steps."""
+    return _run_steps(_join(rank, world, rendezvous, pipeline), pipeline, steps, update)
 
 
-def measure_peak_bytes(
-    rank: int,
-    world: int,
-    rendezvous: str,
-    workload: Measurable,
-    cells: Sequence[int],
-    schedule_config: ScheduleConfig,
-    use_gpu: bool = False,
-    logits_bytes: int = CPU_LOGITS_BYTES,
-) -> int:
+def measure_peak_bytes(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) -> int:
     """Measures the peak bytes of one worker's tensors, from its first weight to the end of the second step."""
-    keep_freed_memory()
-    device = init_process_group(rank, world, rendezvous, 1, rank if use_gpu else None)
+    device = _join(rank, world, rendezvous, pipeline)
     with MemoryTracker(device) as memory_tracker:
-        _run_steps(device, workload, cells, schedule_config, logits_bytes)
+        _run_steps(device, pipeline)
         gc.collect()
     workspaces = memory_tracker.change  # of libraries, which _process_bytes counts
     assert workspaces <= MOST_WORKSPACES, f"{workspaces / 2**20:.0f} MiB of tensors are left after the steps"
     return memory_tracker.peak - workspaces
 
 
-def _run_steps(
-    device: torch.device,
-    workload: Measurable,
-    cells: Sequence[int],
-    schedule_config: ScheduleConfig,
-    logits_bytes: int,
-    steps: int = 0,
-    update: bool = True,
-) -> Steps:
+def _join(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) -> torch.device:
+    keep_freed_memory()  # as a run's workers do
+    return init_process_group(rank, world, rendezvous, 1, rank if pipeline.use_gpu else None)
+
+
+def _run_steps(device: torch.device, pipeline: MeasuredPipeline, steps: int = 0, update: bool = True) -> Steps:
     rank, stages = dist.get_rank(), dist.get_world_size()
+    workload, schedule_config = pipeline.workload, pipeline.schedule_config
     coord = RankCoord(rank, stages, 1, schedule_config.owners(stages))
     layers, loss = workload.build()
-    set_logits_bytes(layers, logits_bytes)
-    model = PartitionedModel(layers, loss, cell_ranges(cells, len(layers)), schedule_config)
+    set_logits_bytes(layers, pipeline.logits_bytes)
+    model = PartitionedModel(layers, loss, cell_ranges(pipeline.cells, len(layers)), schedule_config)
     executor, groups = make_executor(coord, model, device, workload.optimizer.precision, seed=0)
     optimizer = make_stage_optimizer(executor, groups, model, workload.optimizer)
     sample, count = workload.sample().typical, workload.pipeline.micro_batches

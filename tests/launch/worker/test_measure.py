@@ -66,7 +66,7 @@ def peak_with(monkeypatch, peak, change):
     monkeypatch.setattr(measure, "MemoryTracker", Tracker)
     monkeypatch.setattr(measure, "init_process_group", lambda *args: torch.device("cpu"))
     monkeypatch.setattr(measure, "_run_steps", lambda *args: None)
-    return measure.measure_peak_bytes(0, 1, "", None, (), None)
+    return measure.measure_peak_bytes(0, 1, "", measure.MeasuredPipeline(None, (), None))
 
 
 def test_the_peak_of_tensors_is_without_the_workspaces_of_libraries(monkeypatch):

@@ -18,7 +18,7 @@ from experiments.report.table import Table, relative_spread
 from experiments.tables.table2 import SleepingWork, cell_seconds, simulated_step
 from launch.backends.processes import run_processes
 from launch.worker.distributed import init_process_group
-from launch.worker.measure import measure_layers, measure_link, measure_steps, slowest_s
+from launch.worker.measure import MeasuredPipeline, measure_layers, measure_link, measure_steps, slowest_s
 from suite.pipeline.planning.simulate import Link
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.hosts.netns_hosts import Hosts, in_host
@@ -79,7 +79,8 @@ def steps_over(link, works):
                 stages = work.pipeline.stages
                 schedule = ScheduleConfig.from_settings(work.pipeline)
                 names, cells = hosts.names[:stages], (1,) * stages
-                workers = run_processes(in_host, stages, names, measure_steps, work, cells, schedule, 1, False)
+                run = MeasuredPipeline(work, cells, schedule)
+                workers = run_processes(in_host, stages, names, measure_steps, run, 1, False)
                 seconds += slowest_s(workers)
     return steps, found[0]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from launch.backends.processes import run_processes
-from launch.worker.measure import measure_layers, measure_peak_bytes
+from launch.worker.measure import MeasuredPipeline, measure_layers, measure_peak_bytes
 from models import amoebanet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import PlanError
@@ -384,7 +384,8 @@ def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     (measured,) = run_processes(measure_at_once, 1, work, 1, False, tmp_path / "measuring.log")
     each = bytes_per_parameter(work.optimizer, replicas=1)
     found = make_plan(measured.costs, pipeline, each, ROOMY)
-    held = run_processes(measure_peak_bytes, stages, work, found.layers_per_cell, found.schedule_config)
+    run = MeasuredPipeline(work, found.layers_per_cell, found.schedule_config)
+    held = run_processes(measure_peak_bytes, stages, run)
     predicted = [stage.peak_bytes for stage in found.cells]
     for k in range(stages):
         assert held[k] > 8 << 20, "too small a model to say anything"
