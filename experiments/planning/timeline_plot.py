@@ -8,16 +8,9 @@ from typing import Any
 
 from experiments.report.figure import INK, png
 from suite.pipeline.schedule.timeline import Timeline
+from suite.training.trace import KIND_NAMES
 
 COLOURS = {"F": "#4c78a8", "R": "#f2b134", "I": "#88d27a", "B": "#54a24b", "W": "#9ecae9", "U": "#b279a2"}
-NAMES = {
-    "F": "forward",
-    "R": "recompute",
-    "I": "backward (input)",
-    "B": "backward",
-    "W": "weight gradient",
-    "U": "update",
-}
 _IDLE = "#8c8c8c33"
 _LEGIBLE = 0.012
 """Actions shorter than this share of a step get no label."""
@@ -52,7 +45,9 @@ def timeline_figure(rows: Sequence[tuple[str, Timeline]], title: str) -> Any:
     axes[-1, 0].set_xlabel("seconds")
     seen = {span.kind for _, timeline in rows for row in timeline.rows for span in row}
     drawn = [kind for kind in COLOURS if kind in seen]
-    handles = [Patch(color=COLOURS[kind], label=NAMES[kind]) for kind in drawn] + [Patch(color=_IDLE, label="idle")]
+    handles = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in drawn] + [
+        Patch(color=_IDLE, label="idle")
+    ]
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     figure.legend(handles=handles, loc="upper right", ncols=6, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0, 1, 0.97))

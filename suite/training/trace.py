@@ -156,19 +156,21 @@ def _shifted(span: Span, seconds: float) -> Span:
     return replace(span, start=span.start + seconds, end=span.end + seconds)
 
 
+KIND_NAMES = {
+    "F": "forward",
+    "R": "recompute",
+    "I": "backward (input)",
+    "B": "backward",
+    "W": "weight gradient",
+    "U": "update",
+}
+
+
 def perfetto(traces: list[StepTrace]) -> dict[str, Any]:
     """Returns the traces in the Trace Event Format that Perfetto opens: one process per replica, one thread per stage.
 
     Times are in microseconds from the start of the first traced step.
     """
-    names = {
-        "F": "forward",
-        "R": "recompute",
-        "I": "backward (input)",
-        "B": "backward",
-        "W": "weight gradient",
-        "U": "update",
-    }
     zero = min((trace.began for trace in traces), default=0.0)
     events: list[dict[str, Any]] = []
     for trace in traces:
@@ -177,7 +179,7 @@ def perfetto(traces: list[StepTrace]) -> dict[str, Any]:
             events += [
                 {
                     "name": str(span),
-                    "cat": names[span.kind],
+                    "cat": KIND_NAMES[span.kind],
                     "ph": "X",
                     **coord,
                     "ts": 1e6 * (trace.began - zero + span.start),
