@@ -20,9 +20,8 @@ from experiments.tables.paper_plans import paper_plans_table
 from experiments.tables.prediction import PredictedModel, Round, prediction_table
 from experiments.tables.table1 import amoebanet_table, transformer_table
 from experiments.tables.table2 import Measurement, SleepingWork, amoebanet_speeds, table_2, table_3
-from launch.backends.backend import Backend
 from launch.backends.processes import run_processes
-from launch.planning.layer_costs import measure_costs
+from launch.planning.layer_costs import MeasuredCosts
 from launch.runs.store import CACHE, RUNS, RunFolder, find_run
 from launch.tracking.progress import log_by_part
 from launch.worker import measure
@@ -100,7 +99,7 @@ def _measure_step(work: SleepingWork, log: Log) -> Measurement:
 def _costs(work: ImageExperiment, log: Log) -> Sequence[LayerCost]:
     """Measures a workload's layers in one process with one thread."""
     one, machine = work.with_settings("train.threads=1"), replace(cores(), devices=1)
-    found = measure_costs(one, machine, CACHE / "costs", log, Backend(), timeout_s=MEASURE_TIMEOUT_S)
+    found = MeasuredCosts(CACHE / "costs", log, timeout_s=MEASURE_TIMEOUT_S)(one, machine)
     if not found.measured:
         raise SettingError(f"this table needs measured costs, and only estimates are available: {found.source}")
     return found.costs
@@ -111,7 +110,7 @@ def _plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
     cache = FOLDER / "costs"
     for cached_file in cache.glob("*.json"):
         cached_file.unlink()  # each round measures anew
-    found = measure_costs(work, cores(), cache, lambda text: None, Backend())
+    found = MeasuredCosts(cache, lambda text: None)(work, cores())
     parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
     plan = make_plan(found.costs, work.pipeline, parameter_bytes, found.machine)
     run = measure.MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config)

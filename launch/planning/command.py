@@ -25,7 +25,7 @@ from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
 from launch.backends.select import cluster_backend
-from launch.planning.layer_costs import cost_model
+from launch.planning.layer_costs import MeasuredCosts
 from launch.runs.store import CACHE
 from launch.terminal import Terminal
 from launch.tracking.progress import log_when_long
@@ -72,7 +72,7 @@ def make_named(
         devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
         with log_when_long(f"planning {name}", log) as set_part:
             request = _plan_request(name, devices, scale, settings, best)
-            find_costs = cost_model(CACHE / "costs", log, backend, request.data)
+            find_costs = MeasuredCosts(CACHE / "costs", log, backend, request.data)
             notes = (*devices.notes, *request.notes)
             if best:
                 try:

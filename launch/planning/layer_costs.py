@@ -12,15 +12,15 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
-from experiments.planning.plan_report import CostModel, LayerCosts, in_seconds
+from experiments.planning.plan_report import LayerCosts, in_seconds
 from experiments.planning.planner import estimated_costs
 from launch.backends.backend import Backend
 from launch.planning.cost_records import CostRecord
@@ -28,6 +28,7 @@ from launch.planning.step_history import ratios
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from suite.errors import PlacementError
+from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device, Machine
 from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
@@ -45,74 +46,58 @@ STARTED = time.time()
 LOAD = os.getloadavg()[0]
 """The machine's load when this process began: later its own measurements are a part of it."""
 
-MEASURE_TIMEOUT_S = 60.0
-"""If a measurement would take longer than this, by estimate, the estimated costs are used, and marked as such."""
 
+@dataclass(frozen=True)
+class MeasuredCosts:
+    """Finds the layer costs of a workload (a ``CostModel``): estimated for a declared device, otherwise measured on
+    ``backend`` and cached in the folder ``cache``."""
 
-def cost_model(
-    cache: Path,
-    log: Callable[[str], None],
-    backend: Backend | None = None,
-    data: Path | None = None,
-    keeps_doubted: bool = False,
-) -> CostModel:
-    """Returns a function that finds the layer costs of a workload: estimated for a declared device, otherwise measured
-    on ``backend`` (by default this machine), with ``data`` if any, and cached in ``cache``. ``keeps_doubted`` also uses
-    cached costs that the first steps of a run disagreed with: a resumed run has them in its plan already."""
-    backend = backend or Backend()
+    cache: Path
+    log: Log
+    backend: Backend = field(default_factory=Backend)
+    data: Path | None = None
+    """The prepared data to measure with, if any."""
+    keeps_doubted: bool = False
+    """Whether it also uses cached costs that the first steps of a run disagreed with: a resumed run has them in its
+    plan already."""
+    timeout_s: float = 60.0
+    """If a measurement would take longer than this, by estimate, it returns estimated costs, marked as such."""
 
-    def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
+    def __call__(self, work: Measurable, cluster: Cluster) -> LayerCosts:
+        """Returns the costs, measured in as many concurrent processes as the run has workers on a node."""
         if cluster.device is not None:
             return estimated_costs(work, cluster)
-        return measure_costs(work, cluster, cache, log, backend, data, MEASURE_TIMEOUT_S, keeps_doubted)
-
-    return layer_costs
-
-
-def measure_costs(
-    work: Measurable,
-    cluster: Cluster,
-    cache: Path,
-    log: Callable[[str], None],
-    backend: Backend,
-    data: Path | None = None,
-    timeout_s: float = MEASURE_TIMEOUT_S,
-    keeps_doubted: bool = False,
-) -> LayerCosts:
-    """Returns costs measured on one node, in as many concurrent processes as the run has workers there.
-
-    Returns estimated costs if measuring would take longer than ``timeout_s``, by estimate.
-    """
-    # at least two if there is a link to measure; processes can share a core
-    largest = max((node.total for node in cluster.nodes), default=2)
-    least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
-    workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _workers_per_node(work, cluster)))
-    threads = work.threads or max(1, _cores(cluster) // workers)
-    device = _device_name(cluster)
-    path = cache / f"{_digest(work.key(), device, workers, threads)}.json"
-    history = cache / f"steps-{_digest(device)}.jsonl"
-    costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))
-    where = f"{device}, {workers} processes, {threads} threads each"
-    cached = CostRecord.read(path)
-    reason = _reason_to_remeasure(cached, cluster, keeps_doubted) if cached is not None else ""
-    if cached is not None and not reason:
-        machine = replace(cached.machine, memory_limit_bytes=cluster.bytes_per_device)
-        source = f"measured on {where}, {cached.conditions}; cached"
-        return costs_with(cached.costs, machine, source)
-    estimate = _estimate_if_too_long(work, cluster, backend.probe_device(cluster, log), timeout_s)
-    if estimate is not None:
-        return estimate
-    log(f"measuring the layers{reason} on {where}")
-    cache.mkdir(parents=True, exist_ok=True)
-    measurements = backend.measure_layers(work, cluster, workers, threads, cache / "measuring.log", data, log)
-    costs, machine = _combine(measurements, cluster)
-    load = max(measurement.load for measurement in measurements)
-    record = CostRecord(costs, machine, min(load, LOAD) if _is_here(cluster) else load, time.time())
-    if cached is not None and cached.doubted:
-        log(f"they take {in_seconds(record.seconds)} per micro-batch; before: {in_seconds(cached.seconds)}")
-        record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
-    record.write(path)
-    return costs_with(costs, machine, f"measured on {where}, {record.conditions}")
+        # at least two if there is a link to measure; processes can share a core
+        largest = max((node.total for node in cluster.nodes), default=2)
+        least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
+        workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _workers_per_node(work, cluster)))
+        threads = work.threads or max(1, _cores(cluster) // workers)
+        device = _device_name(cluster)
+        path = self.cache / f"{_digest(work.key(), device, workers, threads)}.json"
+        history = self.cache / f"steps-{_digest(device)}.jsonl"
+        costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))
+        where = f"{device}, {workers} processes, {threads} threads each"
+        cached = CostRecord.read(path)
+        reason = _reason_to_remeasure(cached, cluster, self.keeps_doubted) if cached is not None else ""
+        if cached is not None and not reason:
+            machine = replace(cached.machine, memory_limit_bytes=cluster.bytes_per_device)
+            source = f"measured on {where}, {cached.conditions}; cached"
+            return costs_with(cached.costs, machine, source)
+        estimate = _estimate_if_too_long(work, cluster, self.backend.probe_device(cluster, self.log), self.timeout_s)
+        if estimate is not None:
+            return estimate
+        self.log(f"measuring the layers{reason} on {where}")
+        self.cache.mkdir(parents=True, exist_ok=True)
+        log_file = self.cache / "measuring.log"
+        measurements = self.backend.measure_layers(work, cluster, workers, threads, log_file, self.data, self.log)
+        costs, machine = _combine(measurements, cluster)
+        load = max(measurement.load for measurement in measurements)
+        record = CostRecord(costs, machine, min(load, LOAD) if _is_here(cluster) else load, time.time())
+        if cached is not None and cached.doubted:
+            self.log(f"they take {in_seconds(record.seconds)} per micro-batch; before: {in_seconds(cached.seconds)}")
+            record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
+        record.write(path)
+        return costs_with(costs, machine, f"measured on {where}, {record.conditions}")
 
 
 def _reason_to_remeasure(cached: CostRecord, cluster: Cluster, keeps_doubted: bool) -> str:
@@ -156,10 +141,10 @@ def _combine(measurements: Sequence[LayerMeasurements], cluster: Cluster) -> tup
 def _combine_layer(costs: Sequence[LayerCost]) -> LayerCost:
     """Returns one layer's cost from several processes: mean seconds, maximum bytes."""
     values: dict[str, Any] = {}
-    for field in fields(LayerCost):
-        column = [getattr(cost, field.name) for cost in costs]
-        combine = statistics.fmean if field.name.endswith("_s") else max
-        values[field.name] = column[0] if field.name == "skip_inputs" else combine(column)
+    for name in (own.name for own in fields(LayerCost)):
+        column = [getattr(cost, name) for cost in costs]
+        combine = statistics.fmean if name.endswith("_s") else max
+        values[name] = column[0] if name == "skip_inputs" else combine(column)
     return LayerCost(**values)
 
 

@@ -22,7 +22,7 @@ from experiments.planning.timeline_plot import draw
 from launch import interrupts
 from launch.backends.backend import Backend
 from launch.inference.held_out_samples import described, translate_held_out
-from launch.planning.layer_costs import cost_model
+from launch.planning.layer_costs import MeasuredCosts
 from launch.runs.checkpoints import (
     check_unused,
     checkpoint_location,
@@ -73,7 +73,7 @@ class Session:
 
     def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
         """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
-        find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
+        find_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work = chosen.with_prepared(_data_of(chosen))
             planned = plan_workload(work, self.backend.cluster(), find_costs, (_note(chosen),), settings, set_part)
@@ -83,7 +83,7 @@ class Session:
 
     def plan_best(self, chosen: Experiment, settings: str) -> PlanReport:
         """Like ``plan``, with the fastest K, R, M and schedule that the settings allow; also prints the next ones."""
-        find_costs = cost_model(CACHE / "costs", self.console.print, self.backend, _data_of(chosen))
+        find_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, _data_of(chosen))
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work = chosen.with_prepared(_data_of(chosen))
             plans = best_plans(work, self.backend.cluster(), find_costs, settings, set_part, self.backend.workers)

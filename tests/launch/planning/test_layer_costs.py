@@ -15,6 +15,7 @@ from experiments.planning.planner import estimated_costs, plan_workload
 from launch.backends import backend
 from launch.backends.backend import Backend
 from launch.planning import layer_costs
+from launch.planning.layer_costs import MeasuredCosts
 from launch.runs.store import RunFolder
 from launch.train.step_check import StepCheck
 from launch.worker.measure import LayerMeasurements
@@ -70,7 +71,7 @@ def ignore(text):
 
 def test_costs_are_measured_once_and_then_read_from_the_cache(measured, tmp_path):
     said = []
-    model = layer_costs.cost_model(tmp_path / "costs", said.append)
+    model = MeasuredCosts(tmp_path / "costs", said.append)
     first, second = model(work(), THIS), model(work(remat="never"), THIS)
     assert measured == [(2, 1)]
     assert second.costs == first.costs == COSTS
@@ -85,7 +86,7 @@ def test_costs_are_measured_once_and_then_read_from_the_cache(measured, tmp_path
 
 
 def test_other_workloads_and_worker_counts_are_measured_separately(measured, tmp_path):
-    model = layer_costs.cost_model(tmp_path, ignore)
+    model = MeasuredCosts(tmp_path, ignore)
     for asked in (
         work(),
         work(stages=1),  # alone, with both cores
@@ -100,7 +101,7 @@ def test_other_workloads_and_worker_counts_are_measured_separately(measured, tmp
 
 
 def test_cached_costs_are_used_with_the_current_memory_limit(measured, tmp_path):
-    model = layer_costs.cost_model(tmp_path, ignore)
+    model = MeasuredCosts(tmp_path, ignore)
     model(work(), THIS)
     found = model(work(), replace(THIS, bytes_per_device=3 * GIB))
     assert len(measured) == 1
@@ -121,7 +122,7 @@ def test_cached_costs_are_used_with_the_current_memory_limit(measured, tmp_path)
     ],
 )
 def test_a_damaged_file_is_measured_again_and_replaced(measured, tmp_path, harm):
-    model = layer_costs.cost_model(tmp_path, ignore)
+    model = MeasuredCosts(tmp_path, ignore)
     first = model(work(), THIS)
     (path,) = tmp_path.glob("*.json")
     path.write_text(harm(path.read_text()))
@@ -133,13 +134,13 @@ def test_a_damaged_file_is_measured_again_and_replaced(measured, tmp_path, harm)
 
 def test_the_unlimited_link_of_a_single_worker_is_cached_too(monkeypatch, tmp_path, measured):
     monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [LayerMeasurements(COSTS, Link(), 0)])
-    model = layer_costs.cost_model(tmp_path, ignore)
+    model = MeasuredCosts(tmp_path, ignore)
     assert model(work(1), THIS).machine == model(work(1), THIS).machine == Machine(4 * GIB, 0, Link(), float("inf"))
 
 
 def test_a_declared_device_is_never_measured(measured, tmp_path):
     cluster = parse_cluster("2xH100", THIS)
-    found = layer_costs.cost_model(tmp_path / "costs", pytest.fail)(work(), cluster)
+    found = MeasuredCosts(tmp_path / "costs", pytest.fail)(work(), cluster)
     assert measured == []
     assert not (tmp_path / "costs").exists()
     assert not found.measured
@@ -149,7 +150,7 @@ def test_a_declared_device_is_never_measured(measured, tmp_path):
 def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(measured, tmp_path, monkeypatch):
     monkeypatch.setattr(backend, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9))
     paper = language_model(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
-    model = layer_costs.cost_model(tmp_path, pytest.fail)
+    model = MeasuredCosts(tmp_path, pytest.fail)
     planned = plan_workload(paper, Cluster(2, 64 * GIB, "cpu"), model)
     assert measured == []
     assert not planned.layer_costs.measured
@@ -167,7 +168,7 @@ def test_layers_that_do_not_fit_together_are_not_measured_together(measured, tmp
     """Up to eight equal layers are measured together: 16 bytes for each of a block's 12 d^2 + 13 d values, times 8."""
     shape = LanguageModelShape(layers, width=256, feed_forward=1024, heads=4, vocabulary=50, time=8)
     block = 16 * (12 * 256**2 + 13 * 256)
-    found = layer_costs.cost_model(tmp_path, ignore)(work(shape=shape), Cluster(2, 4 * block, "cpu"))
+    found = MeasuredCosts(tmp_path, ignore)(work(shape=shape), Cluster(2, 4 * block, "cpu"))
     assert (found.measured, len(measured)) == (fits, int(fits))
     assert found.source.endswith("a layer is too large to be measured") != fits
 
@@ -182,7 +183,7 @@ def test_costs_of_several_processes_are_mean_seconds_and_maximum_bytes():
 
 def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
     """A small real measurement: two processes, the link between them, and a plan from it."""
-    model = layer_costs.cost_model(tmp_path, ignore)
+    model = MeasuredCosts(tmp_path, ignore)
     planned = plan_workload(work(), THIS, model)
     assert planned.layer_costs.measured
     assert "simulated from measured layer costs" in planned.lines()[0]
@@ -201,15 +202,15 @@ def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
 
 def test_the_measuring_time_is_estimated_for_the_clusters_device_not_this_machines(measured, tmp_path):
     slow = replace(DEVICES["H100"], fp32=1e3, bf16=1e3)
-    model = layer_costs.cost_model(tmp_path, ignore, WithDevice(slow))
+    model = MeasuredCosts(tmp_path, ignore, WithDevice(slow))
     assert not model(work(), THIS).measured
     assert not measured
-    assert layer_costs.cost_model(tmp_path, ignore, WithDevice(DEVICES["H100"]))(work(), THIS).measured
+    assert MeasuredCosts(tmp_path, ignore, WithDevice(DEVICES["H100"]))(work(), THIS).measured
 
 
 def test_remeasure_measures_costs_of_earlier_processes_once_more(measured, tmp_path, monkeypatch):
     said = []
-    model = layer_costs.cost_model(tmp_path, said.append)
+    model = MeasuredCosts(tmp_path, said.append)
     model(work(), THIS)
     monkeypatch.setattr(layer_costs, "STARTED", time.time())
     monkeypatch.setenv("REMEASURE", "0")
@@ -230,7 +231,7 @@ def begun(measured, tmp_path):
 
     def begin(factor, steps=range(1, 8)):
         said = []
-        planned = plan_workload(work(), THIS, layer_costs.cost_model(tmp_path / "costs", said.append))
+        planned = plan_workload(work(), THIS, MeasuredCosts(tmp_path / "costs", said.append))
         check = StepCheck(run, lambda: planned, said.append)
         for step in steps:
             check.step(step, planned.step_s * (9 if step < 3 else factor))
@@ -272,7 +273,7 @@ def test_costs_of_a_busy_machine_are_measured_again_once_it_is_idle(begun, measu
 
 def test_a_plan_has_the_interval_of_earlier_runs_on_the_device(begun, tmp_path):
     def plan():
-        return plan_workload(work(), THIS, layer_costs.cost_model(tmp_path / "costs", ignore))
+        return plan_workload(work(), THIS, MeasuredCosts(tmp_path / "costs", ignore))
 
     for at in range(1, 40):  # the first is off by 0.5%, the last by 19.5%
         assert at > 5 or plan().step_interval_s is None
@@ -313,7 +314,7 @@ def test_costs_confirmed_on_an_idle_machine_are_not_measured_again(begun, measur
 def test_a_resume_uses_the_costs_that_its_first_steps_disagreed_with(begun, measured, tmp_path):
     begun(1.5)
     said = []
-    resumed = layer_costs.cost_model(tmp_path / "costs", said.append, keeps_doubted=True)(work(), THIS)
+    resumed = MeasuredCosts(tmp_path / "costs", said.append, keeps_doubted=True)(work(), THIS)
     assert (resumed.costs, said, len(measured)) == (COSTS, [], 1)
     begun(1.0)
     assert len(measured) == 2
