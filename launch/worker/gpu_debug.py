@@ -29,21 +29,13 @@ _DUMP_SHARE = 0.5
 """Of the time that an action may take. The supervisor ends the workers when all of it has passed."""
 
 
-def flight_recorder_environment(folder: Path, attempt: int) -> dict[str, str]:
-    """Returns the environment variables with which NCCL's flight recorder records, and writes after NCCL's own timeout.
-    They must be set before the process group exists."""
-    return {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": str(_dump_prefix(folder, attempt)),
-    }
-
-
 def start_flight_recorder(folder: Path, attempt: int) -> None:
-    """Sets ``flight_recorder_environment``, where the user has not set another value."""
+    """Sets the variables with which NCCL's flight recorder records, and writes after NCCL's own timeout, where the user
+    has not set another value. They must be set before the process group exists."""
     folder.mkdir(exist_ok=True)
-    for name, value in flight_recorder_environment(folder, attempt).items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(_dump_prefix(folder, attempt)))
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_an_action_that_takes_too_long_leaves_nccls_records_before_its_limit(tmp
 
 
 def test_the_flight_recorders_variables_are_set_unless_the_user_has(tmp_path, monkeypatch):
-    for name in gpu_debug.flight_recorder_environment(tmp_path, 1):
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE"):
         monkeypatch.setenv(name, "")  # so that it is restored, whatever it was
         monkeypatch.delenv(name)
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
