@@ -29,7 +29,6 @@ TABLES = {
 
 
 def tables() -> Table:
-    """Returns one row per table."""
     rows = Table(option("NAME"), "what it shows", title=f"tables: {command('table', NAME='...')}", title_justify="left")
     for name, what in TABLES.items():
         rows.add_row(name, what)
@@ -37,7 +36,6 @@ def tables() -> Table:
 
 
 def benchmarks() -> Table:
-    """Returns one row per benchmark."""
     title = f"benchmarks: {command('bench', NAME='...')} (docs/benchmark.md)"
     rows = Table(option("NAME"), "cases", "rounds", title=title, title_justify="left")
     for name, cases in CASES.items():
@@ -47,7 +45,6 @@ def benchmarks() -> Table:
 
 
 def sweeps() -> Table:
-    """Returns one row per sweep."""
     rows = Table(
         option("NAME"),
         option("SCALE"),

@@ -121,7 +121,6 @@ def unseen_markers(storage: str, names: list[str], timeout_s: float, text: str =
 
 
 def remove_markers(storage: str, names: list[str]) -> None:
-    """Removes the markers that exist."""
     for name in names:
         with suppress(ImportError, OSError, ValueError):
             if folder := folder_of(storage):

@@ -26,7 +26,6 @@ def start_on(node_id: str, target: Callable[..., Any], *args: Any, **options: An
 
 
 def own_node() -> str:
-    """Returns the id of this process's node."""
     import ray
 
     return str(ray.get_runtime_context().get_node_id())

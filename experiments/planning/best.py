@@ -156,13 +156,10 @@ def _sorted(plans: Sequence[PlanReport]) -> list[PlanReport]:
 
 
 def lines_of(plans: Sequence[PlanReport]) -> Iterator[str]:
-    """Yields what ``best_plans`` found, as lines to print."""
+    """Yields a table of what ``best_plans`` found, as lines to print; nothing without plans."""
+    if not plans:
+        return
     yield f"the fastest plans of {plans[0].experiment.name}:"
-    yield from _table_lines(plans)
-
-
-def _table_lines(plans: Sequence[PlanReport]) -> Iterator[str]:
-    """Yields plans of a run as a table, in their order."""
     unit = plans[0].experiment.unit
     yield (
         f"  {'K':>4}{'R':>5}{'M':>7}  {'schedule':<36}{'step':>9}{f'{unit}/s':>13}{'whole run':>14}"

@@ -72,7 +72,6 @@ class PlanReport:
 
     @property
     def hours(self) -> float:
-        """Hours of the whole run."""
         return self.experiment.train.steps * self.step_s / 3600
 
     @property
@@ -301,7 +300,6 @@ def _goes_on(stages: Sequence[int]) -> bool:
 
 
 def in_seconds(value: float) -> str:
-    """Returns a duration with its unit."""
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
 
 

@@ -66,7 +66,6 @@ class Backend:
 def measure_here(
     work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path
 ) -> list[LayerMeasurements]:
-    """Measures a workload's layers on this machine."""
     from launch.backends.processes import run_processes
     from launch.worker.measure import measure_layers
 

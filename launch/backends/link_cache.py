@@ -13,7 +13,6 @@ from suite.pipeline.planning.simulate import Link
 
 
 def file_of(cluster: str) -> str:
-    """Returns the name of a cluster's file."""
     return f"links-{re.sub('[^a-zA-Z0-9.]+', '-', cluster)}.json"
 
 

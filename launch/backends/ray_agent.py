@@ -113,7 +113,6 @@ def _device() -> int:
 
 
 def _work(rank: int, address: str, attempt: Attempt, device: int | None, node: str, heartbeats: Path) -> None:
-    """Entry point of the worker's process."""
     if attempt.working_dir is not None and attempt.working_dir.is_dir():  # other machines may not have it
         os.chdir(attempt.working_dir)
     # a prefix per attempt, so that keys of earlier attempts are not found

@@ -37,7 +37,6 @@ class Dispatcher:
         self._changed = asyncio.Condition()
 
     async def begin(self, attempt: Attempt) -> None:
-        """Starts an attempt on all agents."""
         async with self._changed:
             self._attempt, self._stopped, self._reports, self._heartbeats = attempt, False, {}, {}
             self._changed.notify_all()
@@ -76,7 +75,6 @@ class Dispatcher:
         self._write_failure = apply_from_node(self._folder, deltas) or self._write_failure
 
     async def report(self, rank: int, number: int, report: Report) -> None:
-        """Records how a worker ended."""
         if number == self._number:
             self._reports[rank] = report
 

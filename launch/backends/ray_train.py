@@ -116,7 +116,6 @@ class RayTrainLauncher:
         return self._agents
 
     def _can_reuse_agents(self, workers: int) -> bool:
-        """Whether there are ``workers`` live agents."""
         return self._agents is not None and self._agents.alive and self._agents.workers == workers
 
     def _release(self) -> None:

@@ -146,7 +146,6 @@ def table(findings: Sequence[Finding]) -> Table:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Returns the last line."""
     faults = sum(finding.level == "fault" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     if not faults and not warnings:

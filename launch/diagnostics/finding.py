@@ -21,17 +21,14 @@ class Finding:
 
 
 def ok(subject: str, found: str) -> Finding:
-    """Returns a finding without a problem."""
     return Finding("ok", subject, found)
 
 
 def warning(subject: str, found: str, remedy: str) -> Finding:
-    """Returns a finding that slows a run or may make it fail later."""
     return Finding("warning", subject, found, remedy)
 
 
 def fault(subject: str, found: str, remedy: str) -> Finding:
-    """Returns a finding that makes every run fail."""
     return Finding("fault", subject, found, remedy)
 
 

@@ -84,7 +84,6 @@ def to_link_speeds(measured: LinkMeasurements, cluster: str) -> LinkSpeeds:
 
 
 def format_link(link: Link) -> str:
-    """Returns latency and bandwidth as text."""
     return f"{link.latency_s * 1e3:.3g} ms, {_rate(link)}"
 
 

@@ -81,7 +81,6 @@ def gather(folders: list[str]) -> NodeFacts:
 
 
 def folder(path: str) -> Folder:
-    """Returns the disk space of a folder."""
     place = Path(path).absolute()
     while not place.exists():
         place = place.parent
@@ -90,7 +89,6 @@ def folder(path: str) -> Folder:
 
 
 def code_digest() -> str:
-    """Returns a digest of the suite's source files."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(path for name in SOURCE_FOLDERS for path in (root / name).rglob("*.py")):

@@ -95,7 +95,6 @@ class RayProbes:
         shutdown()
 
     def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
-        """Calls the function in the actors."""
         return collect({node: self._probes[node].call.remote(function, *arguments(node)) for node in nodes}, seconds)
 
 

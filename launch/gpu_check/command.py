@@ -133,7 +133,6 @@ def _earlier(path: Path, same: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the check from the command line."""
     parser = argparse.ArgumentParser("python -m launch.gpu_check", description="Check the GPUs, or --device cpu.")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="a part starts only if it fits what is left")
     parser.add_argument("--device", default="cuda", help="cuda or cpu")

@@ -72,7 +72,6 @@ def run_parts(
 
 
 def table(records: dict[str, Record], title: str) -> Table:
-    """Returns the parts and their numbers."""
     rows: list[list[Value]] = []
     for part in PARTS:
         record = records.get(part.name, {"status": "not run"})

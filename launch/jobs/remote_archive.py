@@ -48,7 +48,6 @@ def in_training(folder: str) -> bool:
 
 
 def mib(size: int) -> str:
-    """Returns a size as it is printed."""
     return f"{size / 2**20:.1f} MiB"
 
 

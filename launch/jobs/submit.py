@@ -201,7 +201,6 @@ def _free_name(client: JobClient, requested: str, command: JobCommand) -> str:
 
 
 def _send(client: JobClient, job: str, command: JobCommand, package: Package, environment: JobEnvironment) -> None:
-    """Uploads the package and submits the job."""
     entrypoint = shlex.join([environment.python, "-m", "launch.cli", *command.arguments])
     variables = {
         "GPIPE_STORAGE": environment.storage,

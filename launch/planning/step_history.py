@@ -6,6 +6,8 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+from suite.training.jsonl import read_lines
+
 LAST = 100
 """The runs that count: a device's driver, its cooling and its neighbours change."""
 
@@ -20,9 +22,7 @@ def note(file: Path, planned_s: float, measured_s: float) -> None:
 def ratios(file: Path) -> tuple[float, ...]:
     """Returns measured over planned steps of the latest runs; empty before the first."""
     found = []
-    with suppress(OSError):
-        for line in file.read_text(errors="replace").splitlines():
-            with suppress(ValueError, TypeError, KeyError, ZeroDivisionError):  # a line that was cut off
-                run = json.loads(line)
-                found.append(run["measured_s"] / run["planned_s"])
+    for run in read_lines(file):
+        with suppress(TypeError, KeyError, ZeroDivisionError):  # a damaged line
+            found.append(run["measured_s"] / run["planned_s"])
     return tuple(found[-LAST:])

@@ -180,7 +180,6 @@ class Watchdog:
         self._received |= heartbeats
 
     def read_heartbeats(self) -> None:
-        """Reads the workers' latest heartbeats."""
         attempt = self._attempt.number
         for coord in self.coords:
             if (received := self._received.get(coord.rank)) is not None:

@@ -50,7 +50,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     if prepared != chosen:
         chosen = with_changes(find(name), prepared)
     session = Session(backend, console)
-    planned = session.plan_best(chosen, given) if any_shape else session.plan(chosen, given)
+    planned = session.plan(chosen, given, any_shape)
     backend.check_workers(planned.experiment)
     if any_shape or chosen.pipeline.micro_batches == AUTO:
         planned = replace(planned, experiment=with_changes(find(name), planned.experiment))

@@ -71,24 +71,19 @@ class Session:
     shows_samples: bool = True
     """Whether translations of a few held-out strings end the run; not in a sweep, which scores its members."""
 
-    def plan(self, chosen: Experiment, settings: str = "") -> PlanReport:
-        """Plans a run on the available devices and prints the plan. Raises PlanError when it does not fit."""
-        find_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, _data_of(chosen), self.resumes)
+    def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
+        """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
+        the settings allow, and the next ones. Raises PlanError when it does not fit."""
+        data, cluster = _data_of(chosen), self.backend.cluster()
+        work, shapes = chosen.with_prepared(data), list[PlanReport]()
+        find_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data, self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
-            work = chosen.with_prepared(_data_of(chosen))
-            planned = plan_workload(work, self.backend.cluster(), find_costs, (_note(chosen),), settings, set_part)
-        for line in planned.lines():
-            self.console.print(line)
-        return planned
-
-    def plan_best(self, chosen: Experiment, settings: str) -> PlanReport:
-        """Like ``plan``, with the fastest K, R, M and schedule that the settings allow; also prints the next ones."""
-        find_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, _data_of(chosen))
-        with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
-            work = chosen.with_prepared(_data_of(chosen))
-            plans = best_plans(work, self.backend.cluster(), find_costs, settings, set_part, self.backend.workers)
-        planned = replace(plans[0], notes=(_note(plans[0].experiment), *plans[0].notes))
-        for line in (*planned.lines(), *lines_of(plans)):
+            if best:
+                shapes = best_plans(work, cluster, find_costs, settings, set_part, self.backend.workers)
+                planned = replace(shapes[0], notes=(_note(shapes[0].experiment), *shapes[0].notes))
+            else:
+                planned = plan_workload(work, cluster, find_costs, (_note(chosen),), settings, set_part)
+        for line in (*planned.lines(), *lines_of(shapes)):
             self.console.print(line)
         return planned
 

@@ -28,7 +28,6 @@ class StepCheck:
         self._seconds: list[float] = []
 
     def step(self, step: int, seconds: float) -> None:
-        """Adds a step's time."""
         if step <= self._done or len(self._seconds) == WARM_UPS + STEPS:
             return
         self._seconds.append(seconds)

@@ -93,7 +93,6 @@ def _language_model_score(record: dict[str, Any]) -> str:
 
 
 def describe_best(record: dict[str, Any]) -> list[str]:
-    """Returns a line about the best of several validations."""
     if not record.get("best_step"):
         return []
     (name,) = [name for name in record if name.startswith("best_valid_")]

@@ -51,7 +51,6 @@ class Attempt:
 
     @property
     def run(self) -> RunFolder:
-        """The run's folder."""
         return RunFolder(self.folder)
 
     @property

@@ -82,7 +82,6 @@ def _gpu_fault() -> str:
 
 
 def cpu_model() -> str:
-    """Returns the name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -135,7 +135,6 @@ class HeartbeatWriter:
 
 
 def path_of(folder: Path, replica: int, stage: int) -> Path:
-    """Returns the file of one worker."""
     return folder / f"{replica}-{stage}.json"
 
 

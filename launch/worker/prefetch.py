@@ -71,7 +71,6 @@ class Prefetcher:
             self._start(self._step + 1)
 
     def close(self) -> None:
-        """Ends the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, step: int) -> None:

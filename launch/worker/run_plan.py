@@ -42,7 +42,6 @@ class RunPlan:
             ) from None
 
     def coord(self, rank: int, pipeline: PipelineSettings) -> RankCoord:
-        """Returns the coordinates of a worker of this pipeline."""
         owners = self.schedule_config.owners(pipeline.stages)
         return RankCoord(rank, pipeline.stages, pipeline.replicas, owners)
 
