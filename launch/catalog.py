@@ -45,12 +45,8 @@ def benchmarks() -> Table:
 
 
 def sweeps() -> Table:
-    rows = Table(
-        option("NAME"),
-        option("SCALE"),
-        title=f"sweeps: {command('sweep', NAME='...')} (docs/sweeps.md)",
-        title_justify="left",
-    )
+    title = f"sweeps: {command('sweep', NAME='...')} (docs/sweeps.md)"
+    rows = Table(option("NAME"), option("SCALE"), title=title, title_justify="left")
     for name in (*SWEEPS, *installed_sweeps()):
         try:
             rows.add_row(name, ", ".join(find_sweep(name).scales) or "only one: leave SCALE out")
@@ -65,12 +61,8 @@ WIDTH = 80
 
 def experiments_table() -> Table:
     """Returns one row per experiment; the descriptions are in the caption, so that the rows fit 80 columns."""
-    rows = Table(
-        title="experiments (with the paper's sizes, where it has them)",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
+    title = "experiments (with the paper's sizes, where it has them)"
+    rows = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("name", "layers", "parameters", "K", "R", "M", "batch"):
         rows.add_column(heading, justify="left" if heading == "name" else "right", no_wrap=True)
     descriptions = []

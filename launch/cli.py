@@ -49,13 +49,11 @@ def _print_version(requested: bool) -> None:
     if not requested:
         return
     import platform
-    from importlib.metadata import PackageNotFoundError, version
 
-    for package in ("gpipe-suite", "torch", "ray", "deepspeed"):
-        try:
-            print(package, version(package))
-        except PackageNotFoundError:
-            print(package, "not installed")
+    from launch.node_probe import installed_versions
+
+    for package, found in installed_versions(["gpipe-suite", "torch", "ray", "deepspeed"]).items():
+        print(package, found or "not installed")
     print("Python", platform.python_version())
     raise typer.Exit
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+
+from packaging.requirements import Requirement
 
 from experiments.base.hints import command
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
 from launch.diagnostics.node_facts import PACKAGES, Folder, NodeFacts
 from launch.diagnostics.probes import Node
-from launch.jobs.requirements import CONSTRAINTS, pinned_requirements
-from launch.jobs.source_package import checkout
 from launch.node_probe import same_version
 from suite.pipeline.planning.devices import GIB
 
@@ -41,7 +42,7 @@ RAY_FULL = 0.95
 def versions(known: FactsByNode) -> list[Finding]:
     """Checks that Python, packages and the suite's source are equal everywhere, and that packages match their pins."""
     found = [_compare_versions("Python", {node: facts.python for node, facts in known.items()})]
-    pins = pinned_requirements(checkout()) if (checkout() / CONSTRAINTS).exists() else {}
+    pins = _pinned()
     for package in PACKAGES:
         versions_of: dict[Node, str | None] = {node: facts.versions[package] for node, facts in known.items()}
         missing = [node.name for node, version in versions_of.items() if version is None]
@@ -60,6 +61,20 @@ def versions(known: FactsByNode) -> list[Finding]:
         found.append(one)
     found.append(_compare_versions("the suite's code", {node: facts.code for node, facts in known.items()}))
     return _join_ok("versions", found)
+
+
+def _pinned() -> dict[str, str]:
+    """Returns the versions of the suite's direct dependencies that are pinned."""
+    try:
+        requirements = [Requirement(line) for line in importlib.metadata.requires("gpipe-suite") or []]
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    return {
+        requirement.name: specifier.version
+        for requirement in requirements
+        for specifier in requirement.specifier
+        if specifier.operator == "==" and requirement.marker is None  # no extra
+    }
 
 
 def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:

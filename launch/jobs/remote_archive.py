@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 EXCLUDED = {"checkpoints", "ray-train", "heartbeats.json", "lock", ".shared", "fetched.json"}
-"""Folders and files of a run that are not copied anywhere: too large, or only of use where they are."""
+"""Folders and files of a run that are not packed."""
 
 EXCLUDED_SUFFIXES = (".safetensors", ".bin", ".pt", ".lock")
 
@@ -26,7 +26,7 @@ WIDTH = 4096
 
 
 def list_files(folder: str) -> list[str]:
-    """Returns the files of a run's folder that are copied."""
+    """Returns the files to pack of one run's folder."""
     files: list[str] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in EXCLUDED)

@@ -9,15 +9,13 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-CONSTRAINTS = "constraints.txt"
-
 
 def pinned_requirements(root: Path) -> dict[str, str]:
     """Returns package -> version: the suite's direct and indirect dependencies that constraints.txt pins.
 
     Development tools are not included. Indirect dependencies are read from the packages installed here.
     """
-    constraints = [Requirement(line) for line in (root / CONSTRAINTS).read_text().splitlines() if line.strip()]
+    constraints = [Requirement(line) for line in (root / "constraints.txt").read_text().splitlines() if line.strip()]
     pinned = {str(canonicalize_name(pin.name)): next(iter(pin.specifier)).version for pin in constraints}
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     waiting = [Requirement(line) for line in project["dependencies"]]

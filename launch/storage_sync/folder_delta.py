@@ -7,13 +7,12 @@ node b   metrics.jsonl        |-- known --|-- new --|  -> FileDelta("metrics.jso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch import node_probe
-from launch.jobs.remote_archive import list_files
 from launch.worker.attempt import draft_of
 from suite.errors import PathError
 from suite.paths import safe_join
@@ -29,6 +28,12 @@ GROWING = frozenset({".jsonl", ".log", ".wandb"})
 
 MARKER = ".shared"
 """Name of the file that shows another node whether the folder is shared."""
+
+EXCLUDED = ("checkpoints", "ray-train", "heartbeats.json", "lock", MARKER)
+"""Files and folders that are not copied: too large, or only the driver's."""
+
+LOCK = ".lock"
+"""Suffix of lock files, which are not copied."""
 
 MAX_BYTES = 8 * 2**20
 """Most bytes of one file in a delta; the rest follows in the next one."""
@@ -73,9 +78,10 @@ class FolderDelta:
         if self._is_shared:
             return []
         deltas = []
-        for path in map(Path, list_files(str(self._folder))):
-            with suppress(OSError):
-                deltas.append(self._file_delta(path, str(path.relative_to(self._folder))))
+        with suppress(OSError):
+            for path in sorted(files_of(self._folder)):
+                with suppress(OSError):
+                    deltas.append(self._file_delta(path, str(path.relative_to(self._folder))))
         return [delta for delta in deltas if delta is not None]
 
     def _file_delta(self, path: Path, name: str) -> FileDelta | None:
@@ -126,3 +132,12 @@ def apply_from_node(run: Path, deltas: Sequence[FileDelta]) -> str:
         if delta.path in ("experiment.toml", "plan.json"):  # its worker has renamed the draft
             draft_of(run / delta.path).unlink(missing_ok=True)
     return failure
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Yields the files of a run's folder that are copied."""
+    for path in folder.glob("*"):
+        if path.name in EXCLUDED:
+            continue
+        files = [path] if path.is_file() else path.rglob("*")
+        yield from (file for file in files if file.is_file() and file.suffix != LOCK)

@@ -156,14 +156,8 @@ def _shifted(span: Span, seconds: float) -> Span:
     return replace(span, start=span.start + seconds, end=span.end + seconds)
 
 
-KIND_NAMES = {
-    "F": "forward",
-    "R": "recompute",
-    "I": "backward (input)",
-    "B": "backward",
-    "W": "weight gradient",
-    "U": "update",
-}
+_BACKWARDS = {"I": "backward (input)", "B": "backward", "W": "weight gradient"}
+KIND_NAMES = {"F": "forward", "R": "recompute", **_BACKWARDS, "U": "update"}
 
 
 def perfetto(traces: list[StepTrace]) -> dict[str, Any]:

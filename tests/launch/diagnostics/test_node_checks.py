@@ -14,8 +14,6 @@ from launch.diagnostics import cross_node_checks, link_benchmark, link_report, n
 from launch.diagnostics.clocks import Skew, skew
 from launch.diagnostics.node_checks import MIB
 from launch.diagnostics.probes import LocalProbe, Node
-from launch.jobs.requirements import pinned_requirements
-from launch.jobs.source_package import checkout
 from suite.errors import CheckpointError, PlacementError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.simulate import Link
@@ -58,7 +56,7 @@ def unwell_of(findings):
     ],
 )
 def test_versions_that_differ(changed, level, words, monkeypatch):
-    monkeypatch.setattr(node_checks, "pinned_requirements", lambda root: {})
+    monkeypatch.setattr(node_checks, "_pinned", dict)
     assert unwell_of(node_checks.versions(known())) == []
     (one,) = unwell_of(node_checks.versions(known(**changed)))
     assert (one.level, one.subject, one.found) == (level, "versions", words)
@@ -66,7 +64,7 @@ def test_versions_that_differ(changed, level, words, monkeypatch):
 
 def test_versions_other_than_the_pinned_are_a_warning_and_a_local_build_is_none():
     pinned = {name: version for name, version in node_facts.gather([]).versions.items() if version}
-    assert pinned_requirements(checkout()).keys() >= {"torch", "ray", "deepspeed", "transformers", "datasets", "wandb"}
+    assert node_checks._pinned().keys() >= {"torch", "ray", "deepspeed", "transformers", "datasets", "wandb"}
     assert unwell_of(node_checks.versions(known(NODES[:1], replace(FACTS, versions=pinned)))) == []
     (one,) = unwell_of(node_checks.versions(known(NODES[:1], replace(FACTS, versions={**pinned, "torch": "2.0.1"}))))
     assert (one.level, one.subject) == ("warning", "versions")

@@ -1,12 +1,10 @@
 """A folder to which another one's deltas are applied stays equal to it, whatever changes."""
 
 import os
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.jobs.remote_archive import list_files
 from launch.storage_sync import folder_delta
 from launch.storage_sync.folder_delta import MARKER, FolderDelta, apply_delta
 
@@ -15,7 +13,7 @@ ACTIONS = st.tuples(st.sampled_from(NAMES), st.sampled_from(["add", "cut", "anew
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in map(Path, list_files(str(folder)))}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder_delta.files_of(folder)}
 
 
 def copy(first, second):
@@ -44,7 +42,7 @@ def test_a_folder_kept_up_to_date_by_deltas_is_equal(tmp_path_factory, rounds):
     for actions in rounds:
         for name, what, data in actions:
             act(first / name, what, data)
-        for path in list_files(str(first)):  # clocks of files are coarse
+        for path in folder_delta.files_of(first):  # clocks of files are coarse
             clock += 1
             os.utime(path, ns=(clock, clock))
         for delta in changes.take():
@@ -95,11 +93,15 @@ def test_checkpoints_the_drivers_heartbeats_and_the_lock_are_not_copied(tmp_path
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["plan.txt"]
 
 
-def test_a_file_that_vanishes_after_it_is_listed_ends_nothing(tmp_path, monkeypatch):
+def vanishing(folder):
+    raise FileNotFoundError(folder)
+
+
+def test_a_folder_that_vanishes_while_it_is_listed_ends_nothing(tmp_path, monkeypatch):
     changes = FolderDelta(tmp_path)
     (tmp_path / "metrics.jsonl").write_text("one\n")
     with monkeypatch.context() as patch:
-        patch.setattr(folder_delta, "list_files", lambda folder: [f"{folder}/gone"])
+        patch.setattr(folder_delta, "files_of", vanishing)
         assert changes.take() == []
     assert [delta.path for delta in changes.take()] == ["metrics.jsonl"]
 
