@@ -95,7 +95,7 @@ def plan_workload(
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
-        planned = try_plan(work, cluster, cost_model, notes)
+        planned = try_plan(work, cluster, cost_model)
     except PlanError as fault:
         process = 0 if row_errors(smallest) else _process_bytes(smallest, cluster, cost_model)
         suggestions = suggest_changes(smallest, cluster, process, log)
@@ -103,7 +103,7 @@ def plan_workload(
         remedies = [f"{option('SET', settings)}: {gain}" for settings, gain in changes]
         all_notes = notes if remedies else (*notes, *_memory_note(smallest, cluster))
         raise PlanError(fault.errors, remedies, all_notes) from None
-    return compared(planned, log)
+    return compared(replace(planned, notes=(*notes, *planned.notes)), log)
 
 
 def compared(planned: PlanReport, log: Log) -> PlanReport:
@@ -209,24 +209,20 @@ def merged(given: str, settings: str) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs.items())
 
 
-def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...] = ()) -> PlanReport:
-    """Like ``plan_workload``, without suggestions."""
+def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
+    """Like ``plan_workload``, without suggestions.
+
+    Where the plan may choose M, it tries K, 2K, 4K, ... until a step takes over ``LONGER`` times the fastest, or two in
+    a row are no faster: more of them leave a smaller bubble, but each has fixed costs. The fastest plan stays. When
+    none fits, the faults are those of 64K micro-batches or of as many as there are examples for.
+    """
     if work.pipeline.micro_batches != AUTO:
-        return _try_plan(work, cluster, cost_model, notes)
-    return _with_fastest_micro_batches(work, cluster, cost_model, notes)
-
-
-def _with_fastest_micro_batches(
-    work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]
-) -> PlanReport:
-    """Plans with K, 2K, 4K, ... micro-batches until a step takes over ``LONGER`` times the fastest, or two in a row are
-    no faster: more of them leave a smaller bubble, but each has fixed costs. Returns the fastest plan. Raises PlanError
-    when none fits, with the faults of 64K micro-batches or of as many as there are examples for."""
+        return _try_plan(work, cluster, cost_model)
     plans: list[PlanReport] = []
     fault: PlanError | None = None
     for doublings, choice in enumerate(numbers_of_micro_batches(work)):
         try:
-            plans.append(_try_plan(choice, cluster, cost_model, notes))
+            plans.append(_try_plan(choice, cluster, cost_model))
         except PlanError as error:
             if plans:
                 break
@@ -246,8 +242,8 @@ def _with_fastest_micro_batches(
     return replace(chosen, notes=(*chosen.notes, note))
 
 
-def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, notes: tuple[str, ...]) -> PlanReport:
-    pipeline = work.pipeline
+def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
+    pipeline, notes = work.pipeline, tuple[str, ...]()
     faults = work.trial_errors()
     if faults:
         raise PlanError(faults)

@@ -125,7 +125,7 @@ class Ranks:
         attempt, signs, due = _ATTEMPT.validate_json(self.store.get(str(number))), count(), 0.0
 
         def send(ended: bool = False, error: SuiteError | None = None) -> None:
-            heartbeat = "".join(path.read_bytes().decode("latin-1") for path in folder.glob("*.json"))
+            heartbeat = "".join(path.read_text() for path in folder.glob("*.json"))
             report = None if error is None else [type(error).__name__, error.args]
             self.store.set(f"{number}/{self.rank}", json.dumps([next(signs), heartbeat, ended, report], default=asdict))
 
@@ -242,7 +242,7 @@ class RankLauncher:
             due = time.monotonic() + POLL_S
             for rank, text in zip(others, store.multi_get(keys), strict=True):
                 sign, heartbeat, ended, error = json.loads(text)
-                watchdog.receive({rank: heartbeat.encode("latin-1")})
+                watchdog.receive({rank: heartbeat.encode()})
                 if sign != seen[rank][0]:
                     seen[rank] = (sign, time.monotonic())
                 elif rank in running and time.monotonic() > seen[rank][1] + LOST_S:

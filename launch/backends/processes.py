@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import queue
@@ -108,7 +109,7 @@ def run_alone(
     deadline; returns how it failed."""
     try:
         run_processes(
-            _call_alone, 1, target, rank, *args, deadline_s=365 * 86400.0, should_stop=should_stop, preload=preload
+            _call_alone, 1, target, rank, *args, deadline_s=math.inf, should_stop=should_stop, preload=preload
         )
     except WorkerDiedError as error:
         return WorkerDiedError(rank, error.how)
@@ -239,27 +240,22 @@ class ProcessLauncher:
 
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt, until it ends or the watchdog has a verdict."""
-        run_attempt(attempt, experiment, should_stop=lambda: watchdog.should_stop)
+        from launch.worker.attempt import threads_of
+
+        os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
+        try:
+            run_processes(
+                run_worker, attempt.workers, attempt, deadline_s=math.inf, should_stop=lambda: watchdog.should_stop
+            )
+        except RuntimeError as error:
+            last = str(error).strip().splitlines()[-1]
+            raise WorkerError(
+                f"a worker failed while it started: {last}; the logs are in {attempt.folder / 'logs'}"
+            ) from error
 
     def available_devices(self, workers: int) -> int:
         """Returns ``workers``: this machine does not lose devices."""
         return workers
-
-
-def run_attempt(
-    attempt: Attempt, experiment: Experiment, deadline_s: float = 365 * 86400.0, should_stop: Callable[[], bool] = bool
-) -> None:
-    """Runs one attempt without a watchdog."""
-    from launch.worker.attempt import threads_of
-
-    os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
-    try:
-        run_processes(run_worker, attempt.workers, attempt, deadline_s=deadline_s, should_stop=should_stop)
-    except RuntimeError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise WorkerError(
-            f"a worker failed while it started: {last}; the logs are in {attempt.folder / 'logs'}"
-        ) from error
 
 
 def run_worker(

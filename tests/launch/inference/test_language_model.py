@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import suite
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch.backends.processes import run_attempt
+from launch.backends.processes import ProcessLauncher
 from launch.inference.export import export
 from launch.inference.generate import Request, continuations, find_language_model_run
 from launch.inference.model_text import load_data
@@ -52,7 +52,7 @@ def train(name, settings, cells, stops=(STEPS,)):
         each = experiment.with_settings(f"train.steps={stop} optimizer.lr_decay_steps=8")
         resume = stop != stops[0]
         _, attempt = write_records(run, each, cells, folder_of_documents(each.text, Path(".cache")).resolve(), resume)
-        run_attempt(attempt, each, deadline_s=200)
+        ProcessLauncher().run(attempt, each, SimpleNamespace(should_stop=False))
     return run
 
 

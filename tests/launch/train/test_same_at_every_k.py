@@ -1,6 +1,7 @@
 """The real T(L, H, A) on real text with dropout: the result does not depend on K, remat or R."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from safetensors.numpy import load_file
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch.backends import processes
+from launch.backends.processes import ProcessLauncher
 from launch.runs.store import RunFolder
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
@@ -46,7 +47,7 @@ def trained(tmp_path_factory):
                 each = experiment.with_settings(f"train.steps={steps}")
                 data = folder_of(experiment.text, root / "cache")
                 _, attempt = write_records(run, each, cells_of(experiment), data, resume)
-                processes.run_attempt(attempt, each, deadline_s=200)
+                ProcessLauncher().run(attempt, each, SimpleNamespace(should_stop=False))
             lines = read_steps(run.metrics)
             newest = max(run.checkpoints.glob("0*"))
             files = {name: load_file(path) for name, path in layer_files(newest).items()}
