@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from experiments.base.cluster import Cluster
-from experiments.base.workload import Measurable
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt
 from launch.worker.devices import this_machine
 from suite.log import Log
-from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Placement
 
 if TYPE_CHECKING:
     from experiments.base.experiment import Experiment
-    from launch.worker.measure import LayerMeasurements
+
+
+Result = TypeVar("Result")
 
 
 class Backend:
-    """The devices of a run, their measurement, and the launcher of its workers; here plain processes."""
+    """The devices of a run, work on them, and the launcher of its workers; here plain processes."""
 
     @property
     def workers(self) -> int | None:
@@ -32,23 +33,11 @@ class Backend:
         """Returns the available devices."""
         return this_machine()
 
-    def measure_layers(
-        self,
-        work: Measurable,
-        cluster: Cluster,
-        workers: int,
-        threads: int,
-        log_file: Path,
-        data: Path | None,
-        log: Log,
-    ) -> list[LayerMeasurements]:
-        """Measures a workload's layers, on ``data`` if any, in ``workers`` concurrent processes with ``threads``
-        threads each. The libraries' output goes to ``log_file``."""
-        return measure_here(work, cluster, workers, threads, log_file)
-
-    def probe_device(self, cluster: Cluster, log: Log) -> Device:
-        """Returns one of a cluster's devices with measured rates; takes seconds."""
-        return this_device(cluster.bytes_per_device)
+    def on_free_devices(
+        self, task: Callable[[], Result], cluster: Cluster, devices: int, log: Log, data: Path | None = None
+    ) -> Result:
+        """Returns what a function returns on a machine where so many devices are free and the folder ``data`` is."""
+        return task()
 
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
@@ -61,13 +50,3 @@ class Backend:
 
     def close(self) -> None:
         """Disconnects, if there is a connection."""
-
-
-def measure_here(
-    work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path
-) -> list[LayerMeasurements]:
-    from launch.backends.processes import run_processes
-    from launch.worker.measure import measure_layers
-
-    use_gpu = cluster.kind == "gpu"
-    return run_processes(measure_layers, workers, work, threads, use_gpu, log_file, cluster.logits_bytes)

@@ -11,10 +11,9 @@ from typing import Any
 
 from experiments.base.cluster import Cluster
 from experiments.base.hints import command
-from experiments.base.workload import Measurable
-from launch.backends.backend import Backend, measure_here
+from launch.backends.backend import Backend, Result
 from launch.backends.link_cache import read_links
-from launch.backends.ray_connection import Connection, Found, address, answering, wait_for_devices
+from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
 from launch.backends.ray_train import RayTrainLauncher
 from launch.ray_nodes import run_on_all
 from launch.runs.store import CACHE
@@ -22,17 +21,15 @@ from launch.storage_sync.data_transfer import send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cores, cpu_model, gpus
-from launch.worker.measure import LayerMeasurements
 from suite.errors import BusyError, PlacementError
 from suite.log import Log
-from suite.pipeline.planning.devices import Device, this_device
 from suite.pipeline.planning.placement import Node, Placement
 
 FACTS_TIMEOUT_S = 60.0
 """Seconds to query one node's devices; includes the start of a Ray worker process."""
 
 MEASURING_S = 300.0
-"""Seconds for measuring layers on a node; before that, the same time to wait for its devices to be free."""
+"""Seconds for measurements on a node; before that, the same time to wait for its devices to be free."""
 
 
 class RayBackend(Backend):
@@ -82,29 +79,17 @@ class RayClusterBackend(RayBackend):
     def close(self) -> None:
         self._connection.close()
 
-    def measure_layers(
-        self,
-        work: Measurable,
-        cluster: Cluster,
-        workers: int,
-        threads: int,
-        log_file: Path,
-        data: Path | None,
-        log: Log,
-    ) -> list[LayerMeasurements]:
-        """Measures a workload's layers on the node with the most free devices."""
+    def on_free_devices(
+        self, task: Callable[[], Result], cluster: Cluster, devices: int, log: Log, data: Path | None = None
+    ) -> Result:
+        """On the node with the most free devices, in at most MEASURING_S."""
         kind = cluster.kind.upper()
-        node = self._wait_for_free_node(kind, workers, log)
+        node = self._wait_for_free_node(kind, devices, log)
         if data is not None:
             send_folder(data, [node])
-        arguments = work, cluster, workers, threads, log_file.resolve()
-        return _run_on(node, measure_here, *arguments, limit_s=MEASURING_S, **{f"num_{kind.lower()}s": workers})
-
-    def probe_device(self, cluster: Cluster, log: Log) -> Device:
-        kind = cluster.kind.upper()
-        node = self._wait_for_free_node(kind, 1, log)
-        needed = {"num_gpus": int(kind == "GPU")}
-        return _run_on(node, this_device, cluster.bytes_per_device, limit_s=FACTS_TIMEOUT_S, **needed)
+        needed: dict[str, Any] = {f"num_{kind.lower()}s": devices}
+        result: Result = run_on_all([node], task, limit_s=MEASURING_S, fault=_no_answer, **needed)[node]
+        return result
 
     def _wait_for_free_node(self, kind: str, workers: int, log: Log) -> Node:
         """Waits until a node has ``workers`` free devices; returns the node with the most. Raises BusyError if none has
@@ -115,7 +100,7 @@ class RayClusterBackend(RayBackend):
             if node is not None and node.free >= workers:
                 return node
             available = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
-            raise BusyError(f"measuring the layers needs {workers} devices on one node, and {available}")
+            raise BusyError(f"measuring needs {workers} devices on one node, and {available}")
 
         return wait_for_devices(find, MEASURING_S, log, "; try again when devices are free")
 
@@ -130,12 +115,6 @@ def _as_offered(devices: Cluster, node: Node) -> Cluster:
     if devices.kind == "gpu":
         return devices
     return replace(devices, bytes_per_device=devices.devices * devices.bytes_per_device // node.total)
-
-
-def _run_on(node: Node, task: Callable[..., Found], *args: Any, limit_s: float, **needed: Any) -> Found:
-    """Runs a function as a Ray task on a node, with the devices that it needs."""
-    result: Found = run_on_all([node], task, *args, limit_s=limit_s, fault=_no_answer, **needed)[node]
-    return result
 
 
 def _no_answer(node: Node, why: str) -> PlacementError:

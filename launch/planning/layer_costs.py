@@ -30,7 +30,7 @@ from launch.worker.devices import cpu_model
 from suite.errors import PlacementError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import Device, Machine
+from suite.pipeline.planning.devices import Device, Machine, this_device
 from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
 from suite.pipeline.planning.profile import COPIES
 
@@ -83,13 +83,15 @@ class MeasuredCosts:
             machine = replace(cached.machine, memory_limit_bytes=cluster.bytes_per_device)
             source = f"measured on {where}, {cached.conditions}; cached"
             return costs_with(cached.costs, machine, source)
-        estimate = _estimate_if_too_long(work, cluster, self.backend.probe_device(cluster, self.log), self.timeout_s)
+        rates = self.backend.on_free_devices(partial(this_device, cluster.bytes_per_device), cluster, 1, self.log)
+        estimate = _estimate_if_too_long(work, cluster, rates, self.timeout_s)
         if estimate is not None:
             return estimate
         self.log(f"measuring the layers{reason} on {where}")
         self.cache.mkdir(parents=True, exist_ok=True)
-        log_file = self.cache / "measuring.log"
-        measurements = self.backend.measure_layers(work, cluster, workers, threads, log_file, self.data, self.log)
+        log_file = (self.cache / "measuring.log").resolve()
+        measure = partial(_measure, work, cluster, workers, threads, log_file)
+        measurements = self.backend.on_free_devices(measure, cluster, workers, self.log, self.data)
         costs, machine = _combine(measurements, cluster)
         load = max(measurement.load for measurement in measurements)
         record = CostRecord(costs, machine, min(load, LOAD) if _is_here(cluster) else load, time.time())
@@ -98,6 +100,14 @@ class MeasuredCosts:
             record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
         record.write(path)
         return costs_with(costs, machine, f"measured on {where}, {record.conditions}")
+
+
+def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path) -> list[LayerMeasurements]:
+    """Measures layers on this machine, in so many concurrent processes. The libraries' output goes to the log file."""
+    from launch.backends.processes import run_processes
+    from launch.worker.measure import measure_layers
+
+    return run_processes(measure_layers, workers, work, threads, cluster.kind == "gpu", log_file, cluster.logits_bytes)
 
 
 def _reason_to_remeasure(cached: CostRecord, cluster: Cluster, keeps_doubted: bool) -> str:

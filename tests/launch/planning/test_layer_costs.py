@@ -12,7 +12,6 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.language_model.runs import language_model
 from experiments.planning.plan_report import central
 from experiments.planning.planner import estimated_costs, plan_workload
-from launch.backends import backend
 from launch.backends.backend import Backend
 from launch.planning import layer_costs
 from launch.planning.layer_costs import MeasuredCosts
@@ -50,7 +49,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(layer_costs, "cpu_limit", lambda: 2)
     monkeypatch.setattr(layer_costs, "LOAD", 3.5)
     monkeypatch.setattr(
-        backend, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, efficiency=1.0)
+        layer_costs, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, efficiency=1.0)
     )
     return calls
 
@@ -61,8 +60,8 @@ class WithDevice(Backend):
     def __init__(self, device):
         self.device = device
 
-    def probe_device(self, cluster, log):
-        return self.device
+    def on_free_devices(self, task, cluster, devices, log, data=None):
+        return self.device if task.func is layer_costs.this_device else task()
 
 
 def ignore(text):
@@ -148,7 +147,9 @@ def test_a_declared_device_is_never_measured(measured, tmp_path):
 
 
 def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(backend, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9))
+    monkeypatch.setattr(
+        layer_costs, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, fp32=1e9)
+    )
     paper = language_model(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
     model = MeasuredCosts(tmp_path, pytest.fail)
     planned = plan_workload(paper, Cluster(2, 64 * GIB, "cpu"), model)
