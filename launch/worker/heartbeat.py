@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -76,7 +75,8 @@ _HEARTBEATS = TypeAdapter(list[Heartbeat])
 
 
 class HeartbeatWriter:
-    """A context in which a worker's heartbeats are written: by a thread, and at every action."""
+    """A context in which a worker's heartbeats are written: by a thread, and at every action. A failure to write one
+    is reported in the worker's log, once; the watchdog finds a worker silent that writes none."""
 
     def __init__(self, folder: Path, coord: RankCoord, attempt: int, status: WorkerStatus, node: str = "") -> None:
         self._path, self._coord, self._attempt = path_of(folder, coord.replica, coord.stage), coord, attempt
@@ -85,8 +85,8 @@ class HeartbeatWriter:
         self._thread = PeriodicThread(self._write_heartbeat, PERIOD_S, "heartbeats")
 
     def __enter__(self) -> HeartbeatWriter:
-        self._write_heartbeat()
-        self._status.on_change = self._write_heartbeat
+        self._thread.call()
+        self._status.on_change = self._thread.call
         self._thread.start()
         return self
 
@@ -94,7 +94,7 @@ class HeartbeatWriter:
         self._thread.end()
         self._status.action = "failed" if error is not None else "finished"
         self._status.device_marks.clear()
-        self._write_heartbeat()
+        self._thread.call()
 
     def current(self) -> Heartbeat:
         """Returns the worker's status: where its device is, or its host if the device has done all that it got."""
@@ -124,7 +124,7 @@ class HeartbeatWriter:
         return replace(heartbeat, action=str(mark.action), layer=None, waiting=mark.waiting, elapsed_s=elapsed_s)
 
     def _write_heartbeat(self) -> None:
-        with self._writing, suppress(OSError):  # the next one may succeed; otherwise the watchdog finds it silent
+        with self._writing:
             self._number += 1
             # overwritten in place with a fixed size, because that still works on a full disk
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
