@@ -88,7 +88,7 @@ class RayClusterBackend(RayBackend):
         if data is not None:
             send_folder(data, [node])
         needed: dict[str, Any] = {f"num_{kind.lower()}s": devices}
-        result: Result = run_on_all([node], task, limit_s=MEASURING_S, fault=_no_answer, **needed)[node]
+        result: Result = run_on_all([node], _call, task, limit_s=MEASURING_S, fault=_no_answer, **needed)[node]
         return result
 
     def _wait_for_free_node(self, kind: str, workers: int, log: Log) -> Node:
@@ -115,6 +115,11 @@ def _as_offered(devices: Cluster, node: Node) -> Cluster:
     if devices.kind == "gpu":
         return devices
     return replace(devices, bytes_per_device=devices.devices * devices.bytes_per_device // node.total)
+
+
+def _call(task: Callable[[], Result]) -> Result:
+    """A Ray task, which only a plain function can be."""
+    return task()
 
 
 def _no_answer(node: Node, why: str) -> PlacementError:
