@@ -156,8 +156,15 @@ def _shifted(span: Span, seconds: float) -> Span:
     return replace(span, start=span.start + seconds, end=span.end + seconds)
 
 
-_BACKWARDS = {"I": "backward (input)", "B": "backward", "W": "weight gradient"}
-KIND_NAMES = {"F": "forward", "R": "recompute", **_BACKWARDS, "U": "update"}
+KIND_NAMES = {
+    "F": "forward",
+    "R": "recompute",
+    "I": "backward (input)",
+    "B": "backward",
+    "W": "weight gradient",
+    "U": "update",
+}
+"""What a person reads for each kind of action."""
 
 
 def perfetto(traces: list[StepTrace]) -> dict[str, Any]:
