@@ -67,6 +67,25 @@ def gpipe(folder, *arguments, code=0):
     return done.stdout + done.stderr
 
 
+def gpipe_at_once(folder, *commands, **variables):
+    """Runs commands that succeed, one after another, in one process of their own, whose output is also that of its
+    workers; returns what they printed."""
+    code = f"""
+from tests.launch.command_line import call
+
+for arguments in {commands!r}:
+    code, out, errors = call(*arguments)
+    print(out, errors, flush=True)
+    assert code == 0, arguments
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=folder, env=environment() | variables, capture_output=True, text=True,
+        timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def only_run(folder):
     (run,) = Path(folder).glob("runs/*/*")
     return run

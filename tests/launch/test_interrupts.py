@@ -5,17 +5,21 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from tests.launch.command_line import environment
 
 COMMAND = """
 import hashlib
+import subprocess
 from launch import interrupts
 
 interrupts.UNWIND_S = 60.0
 interrupts.install()
 try:
     with interrupts.interruptible():
-        print("computes", flush=True)
+        child = subprocess.Popen(["sleep", "600"])
+        print("computes beside", child.pid, flush=True)
         hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000)  # about a second without Python's lock
 except KeyboardInterrupt:
     print("unwound", flush=True)
@@ -23,10 +27,12 @@ except KeyboardInterrupt:
 """
 
 
-def test_an_interrupt_while_the_main_thread_is_in_a_long_call_unwinds_it():
+def test_an_interrupt_while_the_main_thread_is_in_a_long_call_unwinds_it_and_leaves_no_process():
     process = subprocess.Popen([sys.executable, "-c", COMMAND], env=environment(), stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "computes\n"
+    text, _, child = process.stdout.readline().rpartition(" ")
+    assert text == "computes beside"
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=60)
-    assert (printed, process.returncode) == ("unwound\n", 130)
+    assert (printed.splitlines()[0], process.returncode) == ("unwound", 130)
+    assert not psutil.pid_exists(int(child))

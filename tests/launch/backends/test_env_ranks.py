@@ -72,10 +72,23 @@ def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worke
     run, bits = trained(tmp_path, but=spawned)
     assert bits == expected
     assert [attempt["outcome"] for attempt in read_attempt_lines(run.attempts).values()] == ["failed", "done"]
-    code, shown = torchrun(tmp_path, "resume", str(run.path), "--set", "train.steps=3")
-    assert code == 1  # torchrun's own
-    assert shown.count("error: ") == 1
-    assert shown.count("exitcode : 2 (pid") == 2
+
+
+def test_an_error_of_rank_0_is_the_exit_code_of_all_ranks(monkeypatch):
+    """That torchrun shows one sentence is in tests/slow."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setattr(Ranks, "join", staticmethod(lambda: Ranks(0, 2, 0, store)))
+    codes = []
+    other = threading.Thread(target=lambda: codes.append(Ranks(1, 2, 1, store).serve()))
+    other.start()
+
+    def fail():
+        raise SettingError("no")
+
+    with pytest.raises(SettingError):
+        env_ranks.run_command("env", fail)
+    other.join(60)
+    assert codes == [2]
 
 
 def test_there_must_be_a_rank_for_each_worker(monkeypatch):

@@ -1,13 +1,8 @@
 """Complete runs from the command line, on real text; one of them through Ray."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import time
 from collections import Counter
-from pathlib import Path
 
 import filelock
 import pytest
@@ -18,7 +13,7 @@ from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
 from suite.training.jsonl import read_lines
 from suite.training.metrics import read_steps
-from tests.launch.command_line import SMALL, call, command, environment, gpipe, gpipe_here, losses, only_run
+from tests.launch.command_line import SMALL, call, gpipe, gpipe_here, losses, only_run
 from tests.launch.tracking.wandb_parts import parts
 
 
@@ -229,47 +224,3 @@ def test_a_resumed_run_keeps_its_model(through_ray):
     code, _, said = call("resume", only_run(folder).name, "--set", "model.layers=3", folder=folder)
     assert code == 2
     assert "cannot change model" in said
-
-
-def test_an_interrupt_ends_the_workers_and_the_run_can_be_resumed(through_ray, tmp_path):
-    (tmp_path / ".cache").symlink_to(through_ray[0] / ".cache")  # the same text, and layers measured already
-    settings = f"{SMALL} train.steps=100000 pipeline.stages=2 tracking.wandb=disabled"
-    arguments = command("experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set", settings)
-    process = subprocess.Popen(
-        arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    until = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/*/*/checkpoints/00000003/manifest.json")):
-        assert time.monotonic() < until, "no checkpoint in time"
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.2)
-    workers = children(process.pid)
-    assert len(workers) >= 2
-    os.killpg(process.pid, signal.SIGINT)
-    printed, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "make resume RUN=" in printed
-    gone_by = time.monotonic() + 20
-    while any(Path(f"/proc/{worker}").exists() for worker in workers):
-        assert time.monotonic() < gone_by, "workers outlived the interrupt"
-        time.sleep(0.2)
-    run = only_run(tmp_path)
-    done = len(losses(run))
-    steps = done + 2
-    gpipe_here(tmp_path, "resume", run.name, "--launcher", "local", "--set", f"train.steps={steps}")
-    assert len(losses(run)) == steps
-
-
-def children(pid):
-    """Returns all descendants of a process."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            child = int(path.parent.name)
-            found += [child, *children(child)]
-    return found

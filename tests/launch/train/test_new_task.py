@@ -1,12 +1,9 @@
 """One folder and its name in the registry add a task, which is planned, trained and resumed like the others."""
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.launch.command_line import ROOT, gpipe_at_once
 
 INIT = """
 from experiments.squares.experiment import SquaresExperiment, squares
@@ -137,21 +134,9 @@ def squares() -> SquaresExperiment:
     """Squares of random numbers."""
     return SquaresExperiment(
         name="squares", scale="laptop", pipeline=PipelineSettings(stages=2, micro_batches=2),
-        optimizer=OptimizerSettings(learning_rate=0.03), train=Settings(steps=60, checkpoint_every=30),
+        optimizer=OptimizerSettings(learning_rate=0.03), train=Settings(steps=6, checkpoint_every=3),
     )
 '''
-
-
-COMMANDS = """
-from pathlib import Path
-from tests.launch.command_line import gpipe_here
-
-print(gpipe_here(".", "list"))
-print(gpipe_here(".", "experiment", "squares", "--launcher", "local", "--set", "pipeline.stages=2"))
-(run,) = Path("runs/squares").iterdir()
-settings = "train.steps=62 pipeline.stages=1 pipeline.replicas=2"
-print(gpipe_here(".", "resume", run.name, "--launcher", "local", "--set", settings))
-"""
 
 
 def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> None:
@@ -166,12 +151,15 @@ def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> N
     )
     assert added.count("squares") == 2
     (copy / "registry.py").write_text(added)
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "WANDB_MODE": "disabled"}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", COMMANDS], cwd=tmp_path, env=environment, capture_output=True, text=True,
-        timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "squares (squares): Squares of random numbers." in done.stdout
-    assert "done: 60 steps, 480 rows" in done.stdout
-    assert "done: 62 steps, 496 rows" in done.stdout
+    local = ("--launcher", "local", "--set")
+    printed = gpipe_at_once(
+        tmp_path,
+        ("list",),
+        ("experiment", "squares", *local, "pipeline.stages=2"),
+        ("resume", "squares", *local, "train.steps=8 pipeline.stages=1 pipeline.replicas=2"),
+        PYTHONPATH=f"{tmp_path}:{ROOT}",
+        WANDB_MODE="disabled",
+    )
+    assert "squares (squares): Squares of random numbers." in printed
+    assert "done: 6 steps, 48 rows" in printed
+    assert "done: 8 steps, 64 rows" in printed

@@ -5,8 +5,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import time
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,13 @@ from launch.runs.store import RunFolder
 from launch.watching import watch as watching
 from launch.watching.report import short_labels
 from launch.watching.run_state import read_state
-from tests.launch.command_line import command, gpipe_here, refusal
+from tests.launch.command_line import gpipe_here, refusal
 
 SETTINGS = (
     "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
     "pipeline.schedule=fill_drain "
     "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=2 train.threads=1 pipeline.micro_batches=3 "
-    "train.steps=6 pipeline.stages=2 optimizer.learning_rate=0.002"
+    "train.steps=6 pipeline.stages=2 optimizer.learning_rate=0.002 tracking.wandb=disabled"
 )
 
 FAULTS = [
@@ -36,36 +36,34 @@ NAME = "t24_1_3b_wide"
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    """A folder with a finished run, its state while it trained, and what ``watch`` printed meanwhile."""
+    """A folder with a finished run, its state while it trained, and what ``watch`` printed meanwhile, in a thread."""
     folder = tmp_path_factory.mktemp("watched")
-    before = Path.cwd()
-    os.chdir(folder)
-    root = str(Path(__file__).parents[3])
-    variables = {"PYTHONPATH": root, "WANDB_MODE": "disabled", "GPIPE_FAULTS": json.dumps(FAULTS)}
-    arguments = command("experiment", NAME, "--scale", "laptop", "--set", SETTINGS, "--launcher", "local")
-    out = io.StringIO()
-    with (folder / "printed").open("w") as printed:
-        process = subprocess.Popen(arguments, env=os.environ | variables, stdout=printed, stderr=printed)
+    out, has_ended = io.StringIO(), threading.Event()
+
+    def watch():
+        run = wait_for_run(folder, has_ended)
+        state = read_state(run).name
+        watching.watch(run.path.name, Console(file=out, width=200, soft_wrap=True))
+        return run, state
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.chdir(folder)
+        patch.setenv("GPIPE_FAULTS", json.dumps(FAULTS))
+        patch.setattr(watching, "LINES_EVERY_S", 0.5)
+        watcher = pool.submit(watch)
         try:
-            run = wait_for_run(folder, process)
-            state = read_state(run).name
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(watching, "LINES_EVERY_S", 0.5)
-                watching.watch(run.path.name, Console(file=out, width=200, soft_wrap=True))
-            assert process.wait(60) == 0, (folder / "printed").read_text()
+            printed = gpipe_here(
+                folder, "experiment", NAME, "--scale", "laptop", "--set", SETTINGS, "--launcher", "local"
+            )
         finally:
-            process.kill()
-            process.wait()
-            os.chdir(before)
-    return run, state, out.getvalue(), (folder / "printed").read_text()
+            has_ended.set()
+        run, state = watcher.result(60)
+    return run, state, out.getvalue(), printed
 
 
-def wait_for_run(folder, process):
-    deadline = time.monotonic() + 200
+def wait_for_run(folder, has_ended):
     while not (found := list(folder.glob("runs/*/*/attempts.jsonl"))):
-        assert process.poll() is None, (folder / "printed").read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        assert not has_ended.wait(0.1), "no run began"
     return RunFolder(found[0].parent)
 
 
