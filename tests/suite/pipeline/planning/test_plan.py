@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from launch.backends.processes import run_processes
-from launch.worker.measure import MeasuredPipeline, measure_layers, measure_peak_bytes
+from launch.worker.measure import MeasuredPipeline, measure_peak_bytes
 from models import amoebanet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning import profile
 from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
@@ -26,6 +25,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, Links, cell_costs, 
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
+from tests.quick_measuring import measure_quickly
 from tests.suite.pipeline.planning.costs import layer
 from tests.suite.pipeline.schedule.test_nccl_deadlock import STOPS_WITH_A_SKIP
 from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
@@ -319,12 +319,6 @@ class Small:
         return Sample(one, one)
 
 
-def measure_at_once(rank, world, rendezvous, *args):
-    """Bytes are the same however often seconds are measured."""
-    profile.SECONDS_A_LAYER = 0.0
-    return measure_layers(rank, world, rendezvous, *args)
-
-
 WEIGHED = [
     ("transformer", (4, 3), {}),
     ("transformer", (4, 3), {"schedule": "zero_bubble", "remat": "never"}),
@@ -363,7 +357,7 @@ data: list[np.ndarray] = []
 def test_the_bytes_of_a_process_include_its_open_data(tmp_path):
     given = "transformer", PipelineSettings(), OptimizerSettings()
     without, with_data = (
-        run_processes(measure_at_once, 1, kind(*given), 1, False, tmp_path / "measuring.log")[0].process_bytes
+        run_processes(measure_quickly, 1, kind(*given), 1, False, tmp_path / "measuring.log")[0].process_bytes
         for kind in (Small, WithData)
     )
     assert 60e6 < with_data - without < 80e6
@@ -381,7 +375,7 @@ def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     stages = pipeline.stages
     kind, _, precision = kind.partition(" in ")
     work = Small(kind, pipeline, OptimizerSettings(precision=precision or "fp32"))
-    (measured,) = run_processes(measure_at_once, 1, work, 1, False, tmp_path / "measuring.log")
+    (measured,) = run_processes(measure_quickly, 1, work, 1, False, tmp_path / "measuring.log")
     each = bytes_per_parameter(work.optimizer, replicas=1)
     found = make_plan(measured.costs, pipeline, each, ROOMY)
     run = MeasuredPipeline(work, found.layers_per_cell, found.schedule_config)

@@ -1,5 +1,6 @@
 """Gradients, parameter by parameter, equal those of the unpartitioned model: every schedule, K, M; ragged; dropout."""
 
+import functools
 import itertools
 from collections import ChainMap
 
@@ -70,6 +71,13 @@ def toy_sentences(seed, micro_batches):
 MODELS = {"toy": (toy, toy_sentences), "transformer": (transformer, sentences)}
 
 
+@functools.cache
+def truth(model: str, dtype, step: int, micro_batches: int):
+    """Returns the objective and the gradients of the unpartitioned model."""
+    make, batches = MODELS[model]
+    return unpartitioned(*make(dtype), batches(step, micro_batches), step)
+
+
 def compare(rank: int, world: int, rendezvous: str, model: str, groups):
     """Returns, for each group of schedules, what ``differences`` does."""
     join(rank, world, rendezvous)
@@ -85,14 +93,14 @@ def differences(coord: RankCoord, model: str, schedule_configs):
         executor, ties, named, _ = build(coord, layers, loss, schedule_configs[0])
         coord = executor.coord
         counts = [count for kind, count in CASES if kind == dtype]
-        for step, (micro_batches, schedule_config) in enumerate(itertools.product(counts, schedule_configs)):
+        for (step, micro_batches), schedule_config in itertools.product(enumerate(counts), schedule_configs):
             batch = batches(step, micro_batches)
             executor.schedule_config = schedule_config
             for parameter in named.values():
                 parameter.grad = None
             sums = executor.train(batch, step)
             ties.sum_gradients()
-            objective, expected = unpartitioned(layers, loss, batch, step)
+            objective, expected = truth(model, dtype, step, micro_batches)
             case = (str(dtype), micro_batches, str(schedule_config))
             for key, parameter in named.items():
                 wanted = expected[key]
