@@ -265,8 +265,9 @@ def test_the_least_memory_of_a_run_fits_it_and_a_tenth_of_a_gib_less_does_not() 
     least = least_memory(work, cluster)
     assert least is not None
     assert least < 79 * GIB
-    assert plan_workload(work, replace(cluster, bytes_per_device=least), estimated_costs).plan.layers_per_cell
-    refused(work, replace(cluster, bytes_per_device=least - GIB // 10))
+    assert try_plan(work, replace(cluster, bytes_per_device=least), estimated_costs).plan.layers_per_cell
+    with pytest.raises(PlanError):
+        try_plan(work, replace(cluster, bytes_per_device=least - GIB // 10), estimated_costs)
 
 
 def instant(work: Measurable, cluster: Cluster) -> LayerCosts:
@@ -296,8 +297,10 @@ def test_declared_devices_take_no_turns_but_the_cores_at_hand_do() -> None:
 
 def test_the_papers_6b_fits_its_own_devices_and_not_a_quarter_of_their_memory() -> None:
     work = find("t128_6b")
-    assert plan_workload(work, parse_cluster("128x16GiB", LAPTOP), estimated_costs).parameters == 6_040_979_968
-    assert "needs" in refused(work, parse_cluster("128x4GiB", LAPTOP)).errors[0]
+    assert try_plan(work, parse_cluster("128x16GiB", LAPTOP), estimated_costs).parameters == 6_040_979_968
+    with pytest.raises(PlanError) as fault:
+        try_plan(work, parse_cluster("128x4GiB", LAPTOP), estimated_costs)
+    assert "needs" in fault.value.errors[0]
 
 
 def test_a_plan_over_nodes_says_where_workers_go_and_plays_the_network_at_the_cuts() -> None:
