@@ -4,25 +4,18 @@ The first GPU that a change meets may be a user's. See ``tests.lane.mode`` for w
 ``tests.lane.cases`` for what runs.
 """
 
+import functools
+
 import pytest
 
 from tests.lane.cases import CASES
 from tests.lane.meant import MEANT, faults_of
-from tests.lane.server import Server
 
 
 @pytest.fixture(scope="module")
-def results():
+def results(shared_server):
     """Returns a case's waits and its error; each case runs once."""
-    known = {}
-    with Server() as server:
-
-        def result(case):
-            if case not in known:
-                known[case] = server.run(case)
-            return known[case]
-
-        yield result
+    return functools.cache(shared_server.run)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.lane.server import Server
-
 SMALL = (
     "model.layers=2 model.width=256 model.feed_forward=1024 model.heads=4 text.vocabulary=2000 pipeline.replicas=1 "
     "pipeline.stages=2 pipeline.micro_batches=6 train.batch_tokens=6144 "
@@ -23,12 +21,6 @@ SCHEDULES = (
 )
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Server() as server:
-        yield server
-
-
 def bytes_of_stages(server, settings):
     stages, error = server.call("tests.lane.live_bytes:bytes_of_stages", "t12_400m", SMALL + settings)
     assert error is None
@@ -39,14 +31,16 @@ def bytes_of_stages(server, settings):
 @pytest.mark.parametrize(
     ("precision", "schedule"), [*(("bf16", schedule) for schedule in SCHEDULES), *(("fp32", s) for s in SCHEDULES[1:4])]
 )
-def test_a_plan_has_room_for_its_step_and_hardly_more(server, precision, schedule):
-    for _, planned, live in bytes_of_stages(server, f"{schedule} model.dropout=0 optimizer.precision={precision}"):
+def test_a_plan_has_room_for_its_step_and_hardly_more(shared_server, precision, schedule):
+    for _, planned, live in bytes_of_stages(
+        shared_server, f"{schedule} model.dropout=0 optimizer.precision={precision}"
+    ):
         assert live <= planned + LOSSES
         assert planned <= MOST[precision] * live
 
 
-def test_a_plan_has_room_for_dropout(server):
+def test_a_plan_has_room_for_dropout(shared_server):
     """On CUDA a mask has a byte for each value; a plan counts those of the CPU, which are wider."""
-    for _, planned, live in bytes_of_stages(server, f"{SCHEDULES[1]} model.dropout=0.1"):
+    for _, planned, live in bytes_of_stages(shared_server, f"{SCHEDULES[1]} model.dropout=0.1"):
         assert live <= planned + LOSSES
         assert planned <= 1.2 * live
