@@ -245,17 +245,12 @@ def list_experiments() -> None:
 def main() -> None:
     """Runs the command line and exits. Prints one sentence for an error of the user (exit code 2), for any other
     exception (1) and for an interrupt (130)."""
-    code = 0
+    code = 1
     try:
-        with _as_job(), interrupts.interruptible():  # the job's runs are copied after an interrupt, too
-            _check_arguments()
-            app()
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except KeyboardInterrupt:
-        code = interrupts.EXIT_CODE
+        with _as_job():  # copies the job's runs after an interrupt, too
+            code = _run_command()
     except BaseException as error:
-        if not interrupts.was_interrupted():  # otherwise it is a consequence
+        if not interrupts.was_interrupted():
             message, code = describe_error(error)
             error_console.print(f"error: {message}")
     if interrupts.was_interrupted():
@@ -263,6 +258,23 @@ def main() -> None:
     if interrupts.is_command_line():
         interrupts.ignore()
     sys.exit(code)
+
+
+def _run_command() -> int:
+    """Runs a command; returns the exit code."""
+    try:
+        with interrupts.interruptible():
+            _check_arguments()
+            app()
+    except SystemExit as end:
+        return int(end.code or 0)
+    except BaseException as error:
+        if interrupts.was_interrupted() or isinstance(error, KeyboardInterrupt):
+            return interrupts.EXIT_CODE
+        message, code = describe_error(error)
+        error_console.print(f"error: {message}")
+        return code
+    return 0
 
 
 def _check_arguments() -> None:

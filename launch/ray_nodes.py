@@ -80,7 +80,9 @@ def run_on_all(
         with suppress(Exception):
             for call in calls.values():
                 ray.cancel(call)
-            collect(calls, CANCEL_S)
+            _, running = collect(calls, CANCEL_S)
+            for node in running:  # such as one that hangs in a driver, and would keep its device
+                ray.cancel(calls[node], force=True)
         raise
     return results
 

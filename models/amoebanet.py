@@ -33,7 +33,7 @@ class AmoebaNetShape:
     layers: Annotated[int, Field(ge=3, multiple_of=3)]
     """L: normal cells, in three equal groups."""
     filters: Annotated[int, Field(ge=4, multiple_of=4)]
-    """D: filters of the first group; a multiple of 4."""
+    """D: filters of the first group."""
     classes: Annotated[int, Field(ge=2)] = 1000
     """Classes of the image set."""
     channels: Annotated[int, Field(ge=1)] = 3

@@ -40,7 +40,7 @@ class TransformerShape:
     layers: Count
     """L: encoder layers, and as many decoder layers."""
     width: Even
-    """Width of the residual stream; even."""
+    """Width of the residual stream."""
     feed_forward: Count
     """H: hidden width of a feed-forward block."""
     heads: Count

@@ -79,7 +79,7 @@ class OptimizerSettings(FrozenRecord):
     lr_decay_factor: float = Field(0.97, gt=0, le=1)
     """Factor of exponential decay."""
     max_grad_norm: float | None = Field(1.0, gt=0)
-    """Bound of the gradient norm over all stages."""
+    """Bound of the gradient norm over all stages; none: no clipping."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -170,7 +170,7 @@ class LoopSettings(FrozenRecord):
     validate_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval of validations; none: only at the end. The best one's checkpoint is kept."""
     patience: Annotated[int | None, Unit("validations")] = Field(None, ge=1)
-    """Validations in a row without improvement that end the run."""
+    """Validations in a row without improvement that end the run; none: no limit."""
     log_every: Annotated[int | None, Unit("steps")] = Field(None, ge=1)
     """Interval of printed lines without a terminal; none: a tenth of the run."""
     profile_steps: str | None = None
@@ -254,4 +254,4 @@ class TrackingSettings(FrozenRecord):
     project: str = "gpipe-suite"
     """Project in wandb."""
     tensorboard: bool = False
-    """Whether metrics go to event files."""
+    """Whether metrics also go to TensorBoard's event files."""

@@ -63,7 +63,7 @@ class Experiment(FrozenRecord):
     train: LoopSettings
     tracking: TrackingSettings = TrackingSettings()
     trace: bool = False
-    """Whether all steps' actions are recorded, not a few."""
+    """Whether all steps are traced, not a few."""
     shrunk: tuple[str, ...] = ()
 
     _prepared: Path | None = PrivateAttr(default=None)

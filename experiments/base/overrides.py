@@ -98,7 +98,13 @@ OTHER_VALUES = {
 
 _POWER_OF_TEN = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?[eE]\+?[0-9]{1,2}")
 
-_BOUNDS = {"ge": "{} or more", "gt": "above {}", "le": "{} or less", "lt": "below {}"}
+_BOUNDS = {
+    "ge": "{} or more",
+    "gt": "above {}",
+    "le": "{} or less",
+    "lt": "below {}",
+    "multiple_of": "a multiple of {}",
+}
 """Pydantic's names of a number's bounds, and the bounds in words."""
 
 
@@ -179,17 +185,16 @@ def describe(kind: Any, limits: Iterable[str] = ()) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
         if str in get_args(kind):
-            return "names, such as de,fr"
-        return "integers, such as 10,12"
+            return "names such as de,fr"
+        return "integers such as 10,12"
     return ", ".join([_KINDS.get(kind, str(kind)), *limits])
 
 
 def bounds(metadata: Iterable[Any]) -> list[str]:
     """Returns the bounds among a pydantic field's constraints, in words."""
     limits = {bound: getattr(each, bound) for each in metadata for bound in _BOUNDS if hasattr(each, bound)}
-    if limits.keys() >= {"ge", "le"}:
-        return ["{ge} to {le}".format(**limits)]
-    return [_BOUNDS[bound].format(limit) for bound, limit in limits.items()]
+    both = [f"{limits.pop('ge')} to {limits.pop('le')}"] if limits.keys() >= {"ge", "le"} else []
+    return both + [_BOUNDS[bound].format(limit) for bound, limit in limits.items()]
 
 
 def as_typed(value: Any) -> str:

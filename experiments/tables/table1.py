@@ -147,7 +147,8 @@ def largest(fitting: Callable[[int], bool]) -> int:
     beyond = 1
     while fitting(beyond):
         beyond *= 2
-    return beyond // 2 + bisect_left(range(beyond // 2 + 1, beyond), True, key=lambda number: not fitting(number))
+    candidates = range(beyond // 2 + 1, beyond)
+    return beyond // 2 + bisect_left(candidates, True, key=lambda number: not fitting(number))
 
 
 def fits(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> bool:

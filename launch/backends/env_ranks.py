@@ -125,7 +125,7 @@ class Ranks:
         attempt, signs, due = _ATTEMPT.validate_json(self.store.get(str(number))), count(), 0.0
 
         def send(ended: bool = False, error: SuiteError | None = None) -> None:
-            heartbeat = "".join(path.read_text() for path in folder.glob("*.json"))
+            heartbeat = "".join(path.read_text("utf-8", "replace") for path in folder.glob("*.json"))
             report = None if error is None else [type(error).__name__, error.args]
             self.store.set(f"{number}/{self.rank}", json.dumps([next(signs), heartbeat, ended, report], default=asdict))
 

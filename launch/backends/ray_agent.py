@@ -65,22 +65,26 @@ class Sender:
         self.heartbeats = heartbeats
         self._dispatcher, self._rank, self._number, self._files = dispatcher, rank, attempt.number, files
         self._pause_s = max(SEND_S, attempt.workers / SENDS_PER_S)
-        self._sent, self._sending, self._due = b"", None, 0.0
+        self._sent, self._due = b"", 0.0
+        self._sending: dict[str, Any] = {}
 
     def send(self, last: bool = False) -> None:
-        """Sends what has changed, after a pause and once the previous changes have arrived; the ``last`` ones always,
-        and waits for them."""
-        has_arrived = self._sending is None or ray.wait([self._sending], timeout=0)[0]
-        if not last and (time.monotonic() < self._due or not has_arrived):
+        """Sends what has changed, after a pause and once the previous change of its kind has arrived: a heartbeat does
+        not wait for large files. The ``last`` changes are always sent, and waited for."""
+        if not last and time.monotonic() < self._due:
             return
         self._due = time.monotonic() + self._pause_s
         heartbeat = b"".join(path.read_bytes() for path in self.heartbeats.glob("*.json"))
-        deltas = self._files.take() if self._files is not None else []
-        if deltas or heartbeat != self._sent:
+        if heartbeat not in (b"", self._sent) and (last or self._has_arrived("heartbeat")):
             self._sent = heartbeat
-            self._sending = self._dispatcher.update.remote(self._rank, self._number, heartbeat, deltas)
-        if last and self._sending is not None:
-            ray.wait([self._sending], timeout=LAST_S)
+            self._sending["heartbeat"] = self._dispatcher.heartbeat.remote(self._rank, self._number, heartbeat)
+        if self._files is not None and (last or self._has_arrived("files")) and (deltas := self._files.take()):
+            self._sending["files"] = self._dispatcher.write.remote(deltas)
+        if last and self._sending:
+            ray.wait([*self._sending.values()], num_returns=len(self._sending), timeout=LAST_S)
+
+    def _has_arrived(self, kind: str) -> bool:
+        return kind not in self._sending or bool(ray.wait([self._sending[kind]], timeout=0)[0])
 
 
 def _open_store(dispatcher: Any) -> Any:

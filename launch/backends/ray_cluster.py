@@ -88,7 +88,9 @@ class RayClusterBackend(RayBackend):
         if data is not None:
             send_folder(data, [node])
         needed: dict[str, Any] = {f"num_{kind.lower()}s": devices}
-        result: Result = run_on_all([node], _call, task, limit_s=MEASURING_S, fault=_no_answer, **needed)[node]
+        late = f"no result in {MEASURING_S:g} s: it hangs, or its devices have just become busy"
+        found = run_on_all([node], _call, task, limit_s=MEASURING_S, fault=_no_answer, late=late, **needed)
+        result: Result = found[node]
         return result
 
     def _wait_for_free_node(self, kind: str, workers: int, log: Log) -> Node:
@@ -123,4 +125,4 @@ def _call(task: Callable[[], Result]) -> Result:
 
 
 def _no_answer(node: Node, why: str) -> PlacementError:
-    return PlacementError(f"node {node.name} cannot be used: {why}; run `{command('doctor')}`, or try again")
+    return PlacementError(f"node {node.name} gave no result: {why}; run `{command('doctor')}`, or try again")

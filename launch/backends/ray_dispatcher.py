@@ -1,8 +1,8 @@
 """The dispatcher between the driver and its agents: an actor that hands out attempts and collects what workers send.
 
 driver --begin, stop--> dispatcher --next_attempt, over--> agents, one per device, which start the workers
-driver <-----news------ dispatcher <---update, report----- agents
-run's folder <--------- dispatcher <--------update-------- agents of nodes that do not share it
+driver <-----news------ dispatcher <--heartbeat, report--- agents
+run's folder <--------- dispatcher <--------write--------- agents of nodes that do not share it
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class Dispatcher:
         """Waits until an attempt's workers must be ended."""
         await self._until(lambda: self._stopped is not False or self._number != number)
 
-    async def update(self, rank: int, number: int, heartbeat: bytes, deltas: Sequence[FileDelta]) -> None:
-        """Records a worker's heartbeat, and writes changes on another node to the run's folder."""
-        if heartbeat and number == self._number:
+    async def heartbeat(self, rank: int, number: int, heartbeat: bytes) -> None:
+        if number == self._number:
             self._heartbeats[rank] = heartbeat
+
+    async def write(self, deltas: Sequence[FileDelta]) -> None:
+        """Writes changes on another node to the run's folder."""
         self._write_failure = apply_from_node(self._folder, deltas) or self._write_failure
 
     async def report(self, rank: int, number: int, report: Report) -> None:

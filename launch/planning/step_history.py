@@ -22,7 +22,8 @@ def note(file: Path, planned_s: float, measured_s: float) -> None:
 def ratios(file: Path) -> tuple[float, ...]:
     """Returns measured over planned steps of the latest runs; empty before the first."""
     found = []
-    for run in read_lines(file):
-        with suppress(TypeError, KeyError, ZeroDivisionError):  # a damaged line
-            found.append(run["measured_s"] / run["planned_s"])
+    with suppress(OSError):  # a plan does without
+        for run in read_lines(file):
+            with suppress(TypeError, KeyError, ZeroDivisionError):  # a damaged line
+                found.append(run["measured_s"] / run["planned_s"])
     return tuple(found[-LAST:])

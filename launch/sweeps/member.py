@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ class MemberSpec:
     scoring: Scoring | None = None
 
     def as_line(self) -> str:
-        return _SPEC.dump_json(self).decode() + "\n"
+        return json.dumps(asdict(self)) + "\n"  # ASCII, whatever is in a path
 
     @staticmethod
     def of_line(line: str) -> MemberSpec:

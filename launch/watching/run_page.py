@@ -211,8 +211,8 @@ def _request(run: RunData) -> Section:
     shrunk = [text.rpartition(" -> ") for text in run.experiment.shrunk]
     rows: list[list[Value]] = [[*before.partition(" ")[::2], after] for before, _, after in shrunk]
     notes = [
-        "The rules of the scale are in scales.py of the task's folder, or of the sweeps; your own settings are in the "
-        "list, too."
+        "The rules of the scale are in at_laptop_scale of the task's experiment, or in scales.py of the sweeps; your "
+        "own settings are in the list, too."
     ]
     tables = (
         [Table("shrunk", "Changed from the paper's run", ("setting", "paper", "here"), rows, notes)] if rows else []

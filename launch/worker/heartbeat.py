@@ -27,6 +27,10 @@ from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.training.periodic import PeriodicThread
 
 PERIOD_S = 1.0
+
+WAIT_S = 0.1
+"""Seconds that a heartbeat waits for another one that is being written."""
+
 _SIZE = 1024
 """Bytes of the file."""
 
@@ -76,7 +80,8 @@ _HEARTBEATS = TypeAdapter(list[Heartbeat])
 
 class HeartbeatWriter:
     """A context in which a worker's heartbeats are written: by a thread, and at every action. A failure to write one
-    is reported in the worker's log, once; the watchdog finds a worker silent that writes none."""
+    is reported in the worker's log, once; the watchdog finds a worker silent that writes none. One that hangs, in a
+    disk or a driver, delays the training by ``WAIT_S`` at each action."""
 
     def __init__(self, folder: Path, coord: RankCoord, attempt: int, status: WorkerStatus, node: str = "") -> None:
         self._path, self._coord, self._attempt = path_of(folder, coord.replica, coord.stage), coord, attempt
@@ -124,7 +129,9 @@ class HeartbeatWriter:
         return replace(heartbeat, action=str(mark.action), layer=None, waiting=mark.waiting, elapsed_s=elapsed_s)
 
     def _write_heartbeat(self) -> None:
-        with self._writing:
+        if not self._writing.acquire(timeout=WAIT_S):
+            return
+        try:
             self._number += 1
             # overwritten in place with a fixed size, because that still works on a full disk
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -132,6 +139,8 @@ class HeartbeatWriter:
                 os.pwrite(file, _HEARTBEAT.dump_json(self.current()).ljust(_SIZE), 0)
             finally:
                 os.close(file)
+        finally:
+            self._writing.release()
 
 
 def path_of(folder: Path, replica: int, stage: int) -> Path:

@@ -42,7 +42,7 @@ class Calls:
 def calls(monkeypatch, tmp_path):
     made = Calls(tmp_path)
     monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
-    monkeypatch.setattr(ray, "wait", lambda answers, timeout: (answers, []))
+    monkeypatch.setattr(ray, "wait", lambda answers, num_returns=1, timeout=None: (answers, []))
     monkeypatch.setattr(ray_agents, "start_on", lambda *_, **__: made)
     monkeypatch.setattr(ray_agents, "own_node", str)
     monkeypatch.setattr(ray_agents, "POLL_S", 0.0)
@@ -144,6 +144,27 @@ def test_changes_on_another_node_reach_the_runs_folder(calls, tmp_path, monkeypa
     sending.send(last=True)
     assert (run / "metrics.jsonl").read_text() == "1\n2\n"
     assert not (run / "experiment.draft").exists()
+
+
+def test_a_heartbeat_does_not_wait_for_a_large_file(tmp_path, monkeypatch):
+    sent = []
+
+    def call(kind):
+        return SimpleNamespace(remote=lambda *arguments: sent.append(kind) or kind)
+
+    monkeypatch.setattr(ray, "wait", lambda calls, num_returns=1, timeout=None: ([c for c in calls if c != "file"], []))
+    monkeypatch.setattr(ray_agent, "SEND_S", 0.0)
+    dispatcher = SimpleNamespace(heartbeat=call("heartbeat"), write=call("file"))
+    there, heartbeats = tmp_path / "there", tmp_path / "heartbeats"
+    there.mkdir()
+    heartbeats.mkdir()
+    sending = Sender(dispatcher, 0, attempt(tmp_path, 1), heartbeats, FolderDelta(there))
+    sending._pause_s = 0.0
+    for line in ("1\n", "2\n", "3\n"):
+        (there / "metrics.jsonl").write_text(line)
+        (heartbeats / "0-0.json").write_text(line)
+        sending.send()
+    assert sent == ["heartbeat", "file", "heartbeat", "heartbeat"]
 
 
 def test_files_that_cannot_be_written_are_reported_once_and_the_run_continues(calls, experiment, tmp_path):

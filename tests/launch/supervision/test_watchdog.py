@@ -1,5 +1,6 @@
 """Which worker stalls an attempt, decided from heartbeats alone."""
 
+import threading
 import time
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from experiments.registry import find
 from launch.supervision.stall_report import stall_report
 from launch.supervision.watchdog import END_S, FIRST_HEARTBEAT_S, StallDetector, Watchdog
+from launch.worker import heartbeat as heartbeat_module
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import Heartbeat, HeartbeatWriter, path_of, read_heartbeat
 from launch.worker.run_plan import RunPlan
@@ -222,6 +224,26 @@ def test_a_device_that_has_failed_leaves_the_heartbeat_to_its_host(tmp_path):
         assert read_heartbeat(tmp_path, 0, 1, 1).action == "update"
         status.device_marks.append(DeviceMark(Action("F", 1), "", Event()))
     assert read_heartbeat(tmp_path, 0, 1, 1).action == "finished"
+
+
+def test_a_heartbeat_that_hangs_in_a_driver_does_not_hold_up_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat_module, "PERIOD_S", 0.01)
+    status, hanging, released = ahead(1, (("F", 0), "", False)), threading.Event(), threading.Event()
+
+    def query():
+        if threading.current_thread() is not threading.main_thread():
+            hanging.set()
+            assert released.wait(60)
+        return False
+
+    status.device_marks[0].event.query = query
+    with HeartbeatWriter(tmp_path, COORDS[1], 1, status) as writer:
+        assert hanging.wait(60)
+        began = time.monotonic()
+        status.begin(Action("B", 2), 17)
+        assert time.monotonic() - began < 30
+        writer._thread.end = lambda: False  # it would wait for seconds
+    released.set()
 
 
 @pytest.mark.parametrize(("what", "row"), [("B3", "F3 [B3] R2"), ("update", "[update] save"), ("end", "[end]")])
