@@ -23,10 +23,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from models import resnet
-from models.shape import NUMBERS, Share
+from models.shape import SHAPE_CONFIG, Share
 
 
-@dataclass(frozen=True, config=NUMBERS)
+@dataclass(frozen=True, config=SHAPE_CONFIG)
 class AmoebaNetShape:
     """The numbers that define one AmoebaNet-D."""
 

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 PADDING = 0
 """Token id that fills the right end of rows; no token attends to it, and it is never scored."""
 
-NUMBERS = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+SHAPE_CONFIG = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 """A shape checks its numbers when it is made, and raises ValueError naming the field."""
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -28,7 +28,7 @@ BEGIN, END = 2, 3
 """Token ids before each target sentence and after each source sentence. They separate the sentences of a packed row."""
 
 
-@dataclass(frozen=True, config=NUMBERS)
+@dataclass(frozen=True, config=SHAPE_CONFIG)
 class TransformerShape:
     """An encoder-decoder Transformer T(L, H, A).
 
@@ -86,7 +86,7 @@ class TransformerShape:
         return 2 * self.layers + 3
 
 
-@dataclass(frozen=True, config=NUMBERS)
+@dataclass(frozen=True, config=SHAPE_CONFIG)
 class LanguageModelShape:
     """A Transformer-L; the defaults are the paper's (section 3), which names no dropout."""
 

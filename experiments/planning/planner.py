@@ -243,7 +243,8 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
-    pipeline, notes = work.pipeline, tuple[str, ...]()
+    pipeline = work.pipeline
+    notes: tuple[str, ...] = ()
     faults = work.trial_errors()
     if faults:
         raise PlanError(faults)

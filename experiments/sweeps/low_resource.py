@@ -193,7 +193,8 @@ def dose_response(results: Results) -> list[Picture]:
 
 
 def _dose_response(results: Results, measure: str) -> list[Picture]:
-    metric, points = MEASURES[measure], dict[str, list[tuple[float, float, float]]]()
+    metric = MEASURES[measure]
+    points: dict[str, list[tuple[float, float, float]]] = {}
     copied: list[float] = []
     for case in cases(results.scale):
         for model in case.models:

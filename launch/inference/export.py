@@ -80,8 +80,9 @@ def _saver(run: RunFolder, experiment: Experiment, console: Console, choice: Cho
 def _save_causal_lm(layers: list[nn.Module], draft: Path, checkpoint: Checkpoint) -> tuple[str, str]:
     """Writes a model of ``load_causal_lm`` back, one layer at a time."""
     others = save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
-    remark = f"{len(others)} files and folders of the model before training are not copied: {', '.join(others)}"
-    return "", remark if others else ""
+    if not others:
+        return "", ""
+    return "", f"{len(others)} files and folders of the model before training are not copied: {', '.join(others)}"
 
 
 def _save_language_model(

@@ -94,8 +94,9 @@ def _over_steps(run: RunFolder, utilization: Utilization | None) -> dict[str, An
     seconds = known_seconds = 0.0
     busy_seconds = {"mfu": 0.0, "hfu": 0.0}
     for at, step in enumerate(every_step(run.metrics)):
+        if at == 0:
+            first_loss = step[LOSS]
         last_loss = step[LOSS]
-        first_loss = first_loss if at else last_loss
         seconds += step[STEP_S]
         if MFU in step:
             known_seconds += step[STEP_S]

@@ -74,7 +74,8 @@ class Session:
     def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
         the settings allow, and the next ones. Raises PlanError when it does not fit."""
-        data, shapes = _data_of(chosen), list[PlanReport]()
+        data = _data_of(chosen)
+        shapes: list[PlanReport] = []
         find_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data, self.resumes)
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work, cluster = chosen.with_prepared(data), self.backend.cluster()

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BETA2_DECAY, LEAST_SCALE = -0.8, 1e-3
+BETA2_DECAY = -0.8
+LEAST_SCALE = 1e-3
 """The authors' numbers, and torch's defaults."""
 
 BATCH_BYTES = 4 << 20

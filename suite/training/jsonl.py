@@ -82,12 +82,15 @@ def _from_end(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, bytes]
 
 def last_line(path: Path) -> dict[str, Any] | None:
     """Returns the last whole line of a file; None without one."""
-    return last_line_with(path, "")
+    return _last_line_with(path, b"")
 
 
 def last_line_with(path: Path, key: str) -> dict[str, Any] | None:
     """Returns the last whole line that has ``key``; None without one in the last ``_SEARCHED`` bytes."""
-    wanted = json.dumps(key).encode() + b":" if key else b""
+    return _last_line_with(path, json.dumps(key).encode() + b":")
+
+
+def _last_line_with(path: Path, wanted: bytes) -> dict[str, Any] | None:
     with suppress(OSError):
         for _, raw in _from_end(path, _SEARCHED):
             if wanted in raw and raw.endswith(b"\n") and (line := parsed(raw)) is not None:

@@ -173,10 +173,10 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("optimizer.max_grad_norm=x", "optimizer.max_grad_norm takes a number, or none"),
         (
             "pipeline.layers_per_cell=a,b",
-            "pipeline.layers_per_cell takes integers, such as 10,12, or none",
+            "pipeline.layers_per_cell takes integers such as 10,12, or none",
         ),
         ("model.heads=none", "model.heads takes an integer; it was given 'none'"),
-        ("model.width=63", "model.width takes an integer; it was given '63': it should be a multiple of 2$"),
+        ("model.width=63", "model.width takes an integer, a multiple of 2; it was given 63$"),
         ("model.heads=1000001", "model.heads takes an integer, 1000000 or less; it was given 1000001$"),
         ("model.vocabulary=5000", "set only text.vocabulary"),
         ("pipeline.stages=99", "the model has 15 layers"),

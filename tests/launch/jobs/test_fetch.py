@@ -136,6 +136,19 @@ def test_an_incomplete_or_damaged_archive_is_rejected(tmp_path, capsys):
         read_archive("\n".join([lines[0], "?", *lines[2:]]))
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_an_archive_with_a_link_or_a_pipe_is_not_unpacked(tmp_path, kind):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as file:
+        file.addfile(tarfile.TarInfo("t/1/good"), io.BytesIO())
+        odd = tarfile.TarInfo("t/1/odd")
+        odd.type, odd.linkname = kind, "/etc/hostname"
+        file.addfile(odd)
+    with pytest.raises(JobError, match="nothing was unpacked"):
+        unpack(buffer.getvalue(), ["t/1"], tmp_path / "runs", {"job": "j", "address": "a"})
+    assert not list(tmp_path.rglob("*"))
+
+
 @pytest.mark.parametrize("name", ["../out", "/tmp/out", "t/1/../../../out", "t/2/record.json"])
 def test_an_archive_with_a_path_outside_of_its_runs_is_not_unpacked(tmp_path, name):
     buffer = io.BytesIO()

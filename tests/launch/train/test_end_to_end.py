@@ -111,7 +111,7 @@ def small_machine(tmp_path, monkeypatch):
     def of(limit):
         monkeypatch.setattr("launch.backends.backend.this_machine", lambda: Cluster(4, limit, "cpu"))
 
-    monkeypatch.setattr("launch.planning.layer_costs.LEAST_ROUNDS", 10**9)
+    monkeypatch.setattr("launch.planning.layer_costs.LEAST_ROUNDS", 10**9)  # too many to measure: costs are estimated
     monkeypatch.setattr("launch.planning.layer_costs.this_device", lambda memory: DEVICES["TPUv3"])
     monkeypatch.setattr("launch.backends.processes.run_processes", refuse)
     return of
