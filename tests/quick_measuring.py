@@ -12,9 +12,11 @@ def measure_quickly(rank, world, rendezvous, *args, **options):
     return measure_layers(rank, world, rendezvous, *args, **options)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _measures_quickly():
-    """Runs that a test starts in its own process measure quickly; those in other processes measure as users' do."""
+@pytest.fixture(autouse=True, scope="module")
+def _measures_quickly(request):
+    """Runs that a test starts in its own process measure quickly; those in other processes, and benchmarks, measure as
+    users' do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("launch.worker.measure.measure_layers", measure_quickly)
+        if "benchmarks" not in request.path.parts:
+            patch.setattr("launch.worker.measure.measure_layers", measure_quickly)
         yield

@@ -15,7 +15,7 @@ BUDGETS = {
     "launch/backends": 1785,
     "launch/benchmarks": 785,
     "launch/diagnostics": 1365,
-    "launch/diff": 910,
+    "launch/diff": 985,
     "launch/gpu_check": 680,
     "launch/inference": 1260,
     "launch/jobs": 1480,
@@ -31,7 +31,7 @@ BUDGETS = {
     "experiments": 220,
     "experiments/base": 1115,
     "experiments/benchmark": 945,
-    "experiments/custom": 1550,
+    "experiments/custom": 1590,
     "experiments/huggingface": 1025,
     "experiments/images": 295,
     "experiments/language_model": 305,
@@ -50,7 +50,7 @@ BUDGETS = {
     "suite/pipeline/planning": 4080,
     "suite/pipeline/runtime": 2770,
     "suite/pipeline/schedule": 1690,
-    "suite/training": 3945,
+    "suite/training": 3950,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

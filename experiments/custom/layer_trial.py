@@ -10,9 +10,11 @@ on fake tensors         no value decides what is computed, because costs are cou
 
 from __future__ import annotations
 
+import io
 import pickle
 import random
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +31,8 @@ SEED = 1
 GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 """Types of generators that a layer may hold; nothing seeds them."""
 
+Attributes = dict[str, tuple[type, bytes]]
+
 
 def trial_error(layer: nn.Module, inputs: Tensors) -> str:
     """Returns what is wrong with a layer that takes ``inputs`` and has not run yet; empty if nothing is. Its buffers
@@ -43,7 +47,6 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     layer.train()
     before: Values = []
     parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
-    attributes = _attributes(layer)
     with torch.no_grad(), ChangingBuffers(layer).recorded(before):
         first = _forward(layer, inputs)
     complex_outputs = [str(output.dtype).removeprefix("torch.") for output in first if output.is_complex()]
@@ -53,23 +56,28 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     with replaced([(module, name, value.clone()) for module, name, value in before]), torch.enable_grad():
         second = _forward(layer, leaves)
     try:
-        if len(first) != len(second) or not all(map(_equal, first, second)):
+        if len(first) != len(second) or not all(map(same_bits, first, second)):
             return (
                 "returns other values for the same inputs and seeds, so a recompute would not repeat its forward: "
-                + _cause_of_other_values(attributes, _attributes(layer))
+                + _cause_of_other_values(layer, inputs)
             )
         for name, parameter in layer.named_parameters():
-            if not _equal(parameter.detach(), parameters[name]):
+            if not same_bits(parameter.detach(), parameters[name]):
                 return f"changes its parameter {name} in a forward, and a recompute would change it again"
-        return (
-            _backward_error(layer, second) or _evaluation_error(layer, inputs, first) or _error_on_fakes(layer, inputs)
-        )
+        return _backward_error(layer, second) or _evaluation_error(layer, inputs, first)
     finally:
         for module, name, value in before:
             module._buffers[name] = value
 
 
-def _attributes(layer: nn.Module) -> dict[str, tuple[type, bytes]]:
+def changed_attributes(before: Attributes, after: Attributes) -> list[str]:
+    """Returns what a forward did to attributes, generators first; goes on after the layer's name."""
+    changed = [(name, kind) for name, (kind, value) in after.items() if before.get(name) != (kind, value)]
+    drawn = [f"draws from its own generator {name}" for name, kind in changed if issubclass(kind, GENERATORS)]
+    return drawn + [f"changes its attribute {name}" for name, kind in changed if not issubclass(kind, GENERATORS)]
+
+
+def attributes_of(layer: nn.Module) -> Attributes:
     """Returns the type and the pickled value of everything that a layer and its modules hold beside parameters, buffers
     and modules."""
     found = {}
@@ -77,20 +85,37 @@ def _attributes(layer: nn.Module) -> dict[str, tuple[type, bytes]]:
         for name, value in vars(module).items():
             if name not in vars(nn.Module()) and name != "reset_parameters":
                 with suppress(Exception):  # what cannot be pickled is not compared
-                    found[f"{prefix}.{name}".lstrip(".")] = type(value), pickle.dumps(value)
+                    found[f"{prefix}.{name}".lstrip(".")] = type(value), _pickled(value)
     return found
 
 
-def _cause_of_other_values(before: dict[str, tuple[type, bytes]], after: dict[str, tuple[type, bytes]]) -> str:
-    for name, (kind, value) in after.items():
-        if before.get(name) == (kind, value):
-            continue
-        if issubclass(kind, GENERATORS):
-            return f"it draws from its own generator {name}; draw from the default one of torch, numpy or random"
-        return f"each forward changes its attribute {name}; keep what it remembers in a buffer"
+class _Pickler(pickle.Pickler):
+    """Pickles equal tensors and generators to equal bytes, which they themselves do not."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, torch.Generator):
+            value = value.get_state()
+        if isinstance(value, Tensor):
+            values = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+            return tuple, ((str(value.dtype), tuple(value.shape), values),)
+        return NotImplemented
+
+
+def _pickled(value: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _cause_of_other_values(layer: nn.Module, inputs: Tensors) -> str:
+    before = attributes_of(layer)
+    with torch.no_grad():  # on other rows: what it remembers of these may be there already
+        _forward(layer, tuple(tensor.flip(0) if tensor.dim() else tensor for tensor in inputs))
+    changes = changed_attributes(before, attributes_of(layer))
+    outside = "uses something outside that changes, such as a global variable, the clock or another generator"
     return (
-        "it uses something outside that changes, such as a global variable, the clock or a generator of its own; keep "
-        "what it remembers in a buffer, and draw from the default generators of torch, numpy or random"
+        f"it {' and '.join(changes) or outside}; keep what it remembers in a buffer, and draw from the default "
+        "generators of torch, numpy or random"
     )
 
 
@@ -118,7 +143,7 @@ def _forward(layer: nn.Module, inputs: Tensors) -> Tensors:
         return as_tuple(layer(*inputs))
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def same_bits(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
@@ -140,7 +165,8 @@ def _backward_error(layer: nn.Module, outputs: Tensors) -> str:
     return ""
 
 
-def _error_on_fakes(layer: nn.Module, inputs: Tensors) -> str:
+def error_on_fakes(layer: nn.Module, inputs: Tensors) -> str:
+    """Returns how a layer fails on tensors without values; empty if it does not."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
             _forward(layer, tuple(mode.from_tensor(tensor.detach()) for tensor in inputs))

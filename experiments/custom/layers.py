@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.custom.layer_trial import described, trial_error
+from experiments.custom.layer_trial import described, error_on_fakes, trial_error
 from suite.device import one_thread
 from suite.errors import SettingError, typed_line
 from suite.pipeline.model.batchnorm import by_micro_batch
@@ -170,7 +170,8 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
         failure = trial_error(unused, taken_tensors)
         if failure:
             failure = _trial_on_one_thread(layer, taken_tensors)
-        failure = _failure_on_meta(layer, tensors, outputs, meta_stash) or failure
+        on_meta_too = _failure_on_meta(layer, tensors, outputs, meta_stash)  # also fills the stash
+        failure = failure or on_meta_too or error_on_fakes(unused, taken_tensors)
         if failure:
             return [f"{name} {failure}"]
         tensors, before = outputs, f"what {name} returns"
@@ -229,6 +230,8 @@ def _check_output(layer: nn.Module, inputs: Tensors, returned: object) -> None:
     for output in outputs:
         if not isinstance(output, Tensor):
             raise _OutputError(f"a {type(output).__name__} among its outputs")
+        if output.layout != torch.strided:
+            raise _OutputError("a sparse tensor among its outputs, not a dense one")
     if len(outputs) <= len(stashes_of(layer)):
         raise _OutputError("one tensor" if len(outputs) == 1 else f"{len(outputs)} tensors")
 

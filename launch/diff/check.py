@@ -20,7 +20,6 @@ from functools import partial
 from rich.console import Console
 
 from experiments.base.hints import command
-from experiments.registry import find
 from launch.backends.processes import run_processes
 from launch.backends.select import select_backend
 from launch.diff.command import compare_runs
@@ -41,16 +40,17 @@ def check(few: FewSteps, console: Console) -> bool:
     """Checks an experiment, and prints a line for each shape; returns whether all are the same training as plain
     PyTorch, at least up to rounding. Runs that are not are kept. Raises a SuiteError for any error that the user can
     fix, such as a layer that no pipeline can train."""
-    find(few.name)
     cluster = select_backend(few.launcher).cluster()
     if cluster.kind == "gpu":
         raise SettingError("plain PyTorch runs on CPUs; check the model there, with CUDA_VISIBLE_DEVICES=")
     requested, note = few.resolved()
     if note:
         console.print(note)
-    count = requested.pipeline.micro_batches
-    micro_batches = MICRO_BATCHES if count == AUTO else count * requested.pipeline.replicas
-    chosen = few.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)))
+    asked = requested.pipeline
+    micro_batches = asked.micro_batches * asked.replicas
+    if asked.micro_batches == AUTO:
+        micro_batches = min(MICRO_BATCHES, requested.min_rows)
+    chosen = few.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
     data = chosen.data_folder(CACHE).resolve()
     if faults := chosen.with_prepared(data).trial_errors():
         raise PlanError(faults)
@@ -59,12 +59,17 @@ def check(few: FewSteps, console: Console) -> bool:
     for line in _trait_lines(traits):
         console.print(f"  {line}")
     depends_on_split = any(trait.depends_on_split for _, found in traits.values() for trait in found)
+    shapes = [*_shapes(micro_batches, chosen.list_length, depends_on_split)]
+    if "pipeline." in few.settings and asked.micro_batches != AUTO:
+        shapes.insert(0, asked)
+    for reason in _left_out(micro_batches, chosen.list_length, depends_on_split):
+        console.print(f"not tried: {reason}")
     console.print("each tensor compared with plain PyTorch (a):")
     plain = few.train_plainly(chosen)
-    results = [_compare(PLAIN_AGAIN, lambda: few.train_plainly(chosen), plain, console)]
-    for shape in _shapes(micro_batches, cluster.devices, chosen.list_length, depends_on_split):
-        label = _label(shape, micro_batches)
-        results.append(_compare(label, partial(few.train, chosen.with_pipeline(shape)), plain, console))
+    comparison = partial(_compare, plain, traits, console)
+    results = [comparison(PLAIN_AGAIN, lambda: few.train_plainly(chosen))]
+    for shape in shapes:
+        results.append(comparison(_label(shape, micro_batches), partial(few.train, chosen.with_pipeline(shape))))
     return _conclude(results, plain, console)
 
 
@@ -75,27 +80,37 @@ def _trait_lines(traits: LayerTraits) -> Iterator[str]:
         for trait in found:
             layers.setdefault(f"{layer_type} {trait.text}", []).append(str(index))
     for text, indices in layers.items():
-        yield f"layer {indices[0]}" + "".join(f", {index}" for index in indices[1:]) + f": {text}"
+        yield f"layer{'s' if len(indices) > 1 else ''} {', '.join(indices)}: {text}"
 
 
-def _shapes(micro_batches: int, devices: int, layers: int, depends_on_split: bool) -> Iterator[PipelineSettings]:
-    """Yields pipelines that train the same mini-batches."""
+def _shapes(micro_batches: int, layers: int, depends_on_split: bool) -> Iterator[PipelineSettings]:
+    """Yields pipelines that train the same mini-batches. On CPUs they may have more workers than there are cores."""
     same = partial(PipelineSettings, micro_batches=micro_batches)
     yield same(stages=1, remat="never")
-    for stages in (2, 4):
-        if stages <= min(devices, layers):
-            yield same(stages=stages, schedule="fill_drain", remat="always")
-            yield same(stages=stages, schedule="1f1b", remat="never")
-            yield same(stages=stages, schedule="zero_bubble", remat="never")
-        if stages <= devices and 2 * stages <= layers:
-            yield same(stages=stages, schedule="zbv", virtual_stages=2, remat="auto")
-    half, rest = divmod(micro_batches, 2)
-    if not rest and devices >= 2:
-        yield PipelineSettings(micro_batches=half, replicas=2)
-    if not rest and devices >= 4 and layers >= 2:
-        yield PipelineSettings(micro_batches=half, stages=2, replicas=2, schedule="1f1b")
-    if not rest and not depends_on_split:
+    if layers >= 2:
+        yield same(stages=2, schedule="fill_drain", remat="always")
+        yield same(stages=2, schedule="1f1b", remat="never")
+        yield same(stages=2, schedule="zero_bubble", remat="never")
+    if layers >= 4:
+        yield same(stages=2, schedule="zbv", virtual_stages=2, remat="auto")
+        yield same(stages=4, schedule="1f1b")
+    if micro_batches % 2:
+        return
+    half = micro_batches // 2
+    yield PipelineSettings(replicas=2, micro_batches=half)
+    if layers >= 2:
+        yield PipelineSettings(stages=2, replicas=2, micro_batches=half, schedule="1f1b")
+    if not depends_on_split:
         yield PipelineSettings(micro_batches=half)
+
+
+def _left_out(micro_batches: int, layers: int, depends_on_split: bool) -> Iterator[str]:
+    if layers < 4:
+        yield f"stages=4, because the model has {layers} layers"
+    if micro_batches % 2:
+        yield f"replicas=2 and other micro-batches, because {micro_batches} cannot be halved"
+    elif depends_on_split:
+        yield "other micro-batches, because what a layer above computes depends on them"
 
 
 def _label(shape: PipelineSettings, micro_batches: int) -> str:
@@ -120,24 +135,32 @@ class _Result:
         return self.comparison is not None and self.comparison.is_explained
 
 
-def _compare(label: str, train: Callable[[], RunFolder], plain: RunFolder, console: Console) -> _Result:
+def _compare(
+    plain: RunFolder, traits: LayerTraits, console: Console, label: str, train: Callable[[], RunFolder]
+) -> _Result:
     began = time.perf_counter()
     try:
         run = train()
         found = compare_runs(plain, run)
-    except SuiteError as error:
-        console.print(f"  {label}: fails: {error}")
+    except (SuiteError, RuntimeError) as error:  # the second: of the user's code in plain PyTorch
+        console.print(f"  {label}: FAILS: {str(error).strip().splitlines()[-1]}")
         return _Result(label, None, None)
     took = f"{time.perf_counter() - began:.0f} s"
     if not found.is_explained:
-        console.print(f"  {label}: OTHER NUMBERS ({took})")
+        console.print(f"  {label}: DIFFERS ({took})")
         for line in found.lines():
             console.print(f"    {line}")
+        index = found.first_difference.key[2] if found.first_difference is not None else -1
+        for trait in traits.get(index, ("", []))[1]:
+            console.print(f"    layer {index} {trait.text}")
     elif found.differences:
         total = found.equal_count + len(found.differences)
         console.print(f"  {label}: same up to rounding; {found.equal_count:,} of {total:,} to the bit ({took})")
     else:
         console.print(f"  {label}: same to the bit, {found.equal_count:,} tensors ({took})")
+    if found.is_explained and found.other_buffers:
+        where = ", ".join(dict.fromkeys(f"layer {one.key[2]}" for one in found.other_buffers))
+        console.print(f"    but {len(found.other_buffers)} buffers differ, which evaluation may use: {where}")
     return _Result(label, run, found)
 
 
@@ -151,13 +174,14 @@ def _conclude(results: Sequence[_Result], plain: RunFolder, console: Console) ->
         shutil.rmtree(plain.path)
         with suppress(OSError):  # other runs are in it
             plain.path.parent.rmdir()
-        console.print(f"all {len(results)} are the same training as plain PyTorch")
+        buffers = any(one.comparison is not None and one.comparison.other_buffers for one in results)
+        but = ", but for buffers" if buffers else ""
+        console.print(f"all {len(results)} are the same training as plain PyTorch{but}")
         return True
     console.print(f"{len(others)} of {len(results)} are not the same training as plain PyTorch")
     if others[0].label == PLAIN_AGAIN:
         console.print("plain PyTorch itself gives other numbers each time, so no pipeline can give the same")
-    console.print(f"kept for {command('diff', RUN='a b')}: a is {plain.path}, b is one of")
     for one in others:
         if one.run is not None:
-            console.print(f"  {one.run.path}  {one.label}")
+            console.print(f"  {one.label}: {command('diff', RUN=f'{plain.path} {one.run.path}')}")
     return False

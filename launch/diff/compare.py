@@ -22,10 +22,23 @@ ROUNDINGS = {"fp32": 100.0, "bf16": 8.0}
 fp32 each has up to some thousand products, and its error grows with the square root of their number. In bf16 factors
 and results are rounded, the sums are in fp32."""
 
+MOST_OF_A_BUFFER = 1e-4
+"""Buffers that differ by more are others, and not rounded otherwise: averages forget roundings."""
+
 MOST_LAYERS = 8
 """Layers for which the growth of a difference is shown."""
 
-_PHASES = ("initial", "forward", "recompute", "backward", "sum", "update")
+_PHASE_OF = {
+    "initial": "initial",
+    "recomputed": "recompute",
+    "gradient": "backward",
+    "whole": "sum",
+    "updated": "update",
+    "buffer": "buffer",
+}
+"""By the first word of what a tensor is; all others are of a forward."""
+
+_PHASES = ("initial", "forward", "recompute", "backward", "sum", "update", "buffer")
 
 _CAUSES = {
     "initial": "the runs start with other weights",
@@ -44,9 +57,7 @@ _OPTIONAL = ("recomputed", "gradient", "loss")
 def phase_of(what: str) -> str:
     """Returns the part of a step in which a tensor is made."""
     first = what.split()[0]
-    return {"initial": "initial", "recomputed": "recompute", "gradient": "backward", "whole": "sum"}.get(
-        first, "update" if first == "updated" else "forward"
-    )
+    return _PHASE_OF.get(first, "forward")
 
 
 def _is_random(what: str) -> bool:
@@ -126,7 +137,10 @@ class Comparison:
     equal_count: int
     """Tensors that are equal to the bit."""
     differences: tuple[Difference, ...]
-    """All others, the first one first."""
+    """Those that are not, but for buffers; the first one first."""
+    other_buffers: tuple[Difference, ...]
+    """Buffers that differ by more than rounding. Those of a pipeline may: BatchNorm's are of whole mini-batches, and
+    each replica has its own."""
     unmatched_tensors: tuple[tuple[str, Key], ...]
     """Tensors that only one run recorded, with "a" or "b"."""
     wrong_recomputes: tuple[tuple[str, Key], ...]
@@ -153,7 +167,10 @@ class Comparison:
         if _is_random(difference.key[3]) or difference.phase == "initial" or not difference.is_finite:
             return False
         if difference.phase == "update":  # of equal gradients: a shard's last values are not updated as a vector
-            return difference.share <= torch.finfo(torch.float32).eps
+            step, _, layer, what = difference.key
+            before = self.a.tensors.get((step, None, layer, what.replace("updated", "initial", 1)))
+            is_lost = before is not None and difference.a.distance(difference.b) >= before.distance(difference.a) / 2
+            return difference.share <= torch.finfo(torch.float32).eps and not is_lost
         unit = torch.finfo(torch.bfloat16 if self.precision == "bf16" else torch.float32).eps / 2
         roundings = ROUNDINGS[self.precision] * unit
         if difference.phase != "sum":
@@ -167,7 +184,7 @@ class Comparison:
         if self.precision == "bf16" or not self.has_same_parts:
             units += roundings
         if not self.has_same_parts:  # rows that cancel, as in the bias of attention's keys, leave errors of their size
-            terms = self._largest_sums[step, layer]
+            terms = max(terms, self._largest_sums[step, layer])
         return difference.a.distance(difference.b) <= 2 * units * max(terms, difference.a.norm, difference.b.norm)
 
     @cached_property
@@ -205,12 +222,15 @@ class Comparison:
             )
         for name, key in self.wrong_recomputes[:1]:
             where = f"the first in {name}: {self._described(key)}"
-            yield f"{len(self.wrong_recomputes)} recomputes are not their forwards, {where}"
+            yield f"{len(self.wrong_recomputes)} recomputes differ from their forwards, {where}"
             cause = "the layer keeps state that is no buffer, or draws from a generator that is not torch's"
             yield f"  {_CAUSES['random'] if _is_random(key[3]) else cause}"
         for name, key in self.unmatched_tensors[:1]:
             where = f"the first in {name}: {self._described(key)}"
             yield f"{len(self.unmatched_tensors)} tensors are in one run alone, {where}"
+        for one in self.other_buffers[:1]:
+            where = self._described(one.key)
+            yield f"{len(self.other_buffers)} buffers differ, which evaluation may use, the first: {where}"
         first = self.first_difference
         if first is None:
             yield f"all {self.equal_count} tensors are the same to the bit"
@@ -269,10 +289,14 @@ def compare(a: RunFingerprints, b: RunFingerprints, precision: str) -> Compariso
     following = _following_sums(a, differing)
     ordered = sorted(differing, key=lambda key: _order(key, key in following))
     found = [Difference(key, a.tensors[key], b.tensors[key]) for key in ordered]
+    buffers = tuple(one for one in found if one.phase == "buffer" and one.share > MOST_OF_A_BUFFER)
+    found = [one for one in found if one.phase != "buffer"]
     pairs = ("a", a, b), ("b", b, a)
     unmatched = [(name, key) for name, run, other in pairs for key in _unmatched_tensors(run, other, same_parts)]
     wrong = [(name, key) for name, run, _ in pairs for key in sorted(_wrong_recomputes(run), key=_order)]
-    return Comparison(a, b, precision, len(common) - len(found), tuple(found), tuple(unmatched), tuple(wrong))
+    return Comparison(
+        a, b, precision, len(common) - len(differing), tuple(found), buffers, tuple(unmatched), tuple(wrong)
+    )
 
 
 def _unmatched_tensors(run: RunFingerprints, other: RunFingerprints, same_parts: bool) -> list[Key]:

@@ -40,14 +40,14 @@ class FewSteps:
         """Trains it in its pipeline. Raises a SuiteError for any error that the user can fix."""
         return run_experiment(chosen, partial(new_run, chosen.name), self.launcher, Console(quiet=True))
 
-    def prepared(self, chosen: Experiment) -> Experiment:
+    def prepared(self, chosen: Experiment, console: Console) -> Experiment:
         """Returns it with its data. Raises DataError when none is available."""
-        console, cluster = Console(quiet=True), select_backend(self.launcher).cluster()
+        cluster = select_backend(self.launcher).cluster()
         return prepare(with_available_precision(chosen, cluster, console.print), console)
 
     def train_plainly(self, chosen: Experiment) -> RunFolder:
         """Trains by plain PyTorch what its pipeline would train. Raises as ``train`` does."""
-        prepared = self.prepared(chosen)
+        prepared = self.prepared(chosen, Console(quiet=True))
         run = new_run(prepared.name)
         train_plainly(prepared, run)
         return run

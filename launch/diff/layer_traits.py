@@ -3,7 +3,8 @@
     the same again                             other values       it remembers something, or uses the clock
     generators before and after a forward      other states       it draws random numbers
     buffers before and after                   other values       each forward changes them
-    with the first row in place of the last    other first row    its rows depend on each other
+    attributes before and after                other values       it remembers something that is no buffer
+    with neighbours in place of other rows     other rows         its rows depend on each other
     in evaluation mode                         other values       it computes something else there
     backward                                   no gradient        it ignores an input or a parameter
 
@@ -27,25 +28,26 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from experiments.base.experiment import Experiment
+from experiments.custom.layer_trial import attributes_of, changed_attributes, same_bits
 from launch.diff.plain_training import build_layers, forward
 from launch.worker.distributed import init_process_group
-from suite.pipeline.model.changing_buffers import copies_of_buffers
+from suite.errors import typed_line
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.rng import seeded
 from suite.pipeline.model.topology import RankCoord
 
 SEED = 1
 
-ROUNDING = 1e-4
-"""A row has the same values if it differs by this share of them at most: products may add up in another order."""
+ROUNDING = 1e-6
+"""The share of the largest value by which values may differ that are the same but for rounding."""
 
 
 @dataclass(frozen=True)
 class Trait:
-    """One of a layer."""
+    """Something that a layer does."""
 
     text: str
-    """Goes on after the layer's name."""
+    """A sentence without its subject, the layer."""
     depends_on_split: bool = False
     """Whether the layer computes something else where a mini-batch is split into other micro-batches."""
 
@@ -64,38 +66,67 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
 
     def try_layer(index: int, layer: nn.Module, inputs: Tensors) -> None:
         handles[index].remove()  # copies have no hook
-        if traits := list(traits_of(layer, inputs)):
+        try:
+            traits = list(traits_of(layer, inputs, rows))
+        except Exception as error:  # of the user's code
+            traits = [Trait(f"cannot be tried alone ({typed_line(error)})")]
+        if traits:
             found[index] = type(layer).__name__, traits
 
-    for index, layer in enumerate(layers):
-        handles.append(layer.register_forward_pre_hook(partial(try_layer, index), prepend=True))
     batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
     assert batch is not None
+    rows = len(batch.inputs[0][0])
+    for index, layer in enumerate(layers):
+        handles.append(layer.register_forward_pre_hook(partial(try_layer, index), prepend=True))
     with torch.no_grad():
         forward(layers, loss, batch.inputs[0], batch.targets[0], chosen, 0, 0)
     dist.destroy_process_group()
     return found
 
 
-def traits_of(layer: nn.Module, inputs: Tensors) -> Iterator[Trait]:
-    """Yields the traits of a layer in training mode, which does not change."""
+def traits_of(layer: nn.Module, inputs: Tensors, rows: int) -> Iterator[Trait]:
+    """Yields the traits of a layer in training mode, which stays as it is. A micro-batch has ``rows`` rows."""
     first = _Trial(layer, inputs)
-    if not all(map(torch.equal, first.outputs, _Trial(layer, inputs).outputs)):
+    if not all(map(same_bits, first.outputs, _Trial(layer, inputs).outputs)):
         yield Trait("returns other values for the same inputs and seeds")
         return  # what follows would compare them
     if first.draws:
         yield Trait("draws random numbers, with a seed for each micro-batch", depends_on_split=True)
-    if first.changed_buffers:
-        names = " and ".join(first.changed_buffers)
-        yield Trait(f"changes {names} in each forward, so once a micro-batch", depends_on_split=True)
-    rows = len(inputs[0])
-    other_row = tuple(torch.cat([tensor[:-1], tensor[:1]]) if len(tensor) == rows else tensor for tensor in inputs)
-    if not _equal(_first_rows(first.outputs, rows), _first_rows(_Trial(layer, other_row).outputs, rows)):
+    for change in first.changed_attributes:
+        yield Trait(f"{change}, so a recompute is not its forward")
+    if buffers := first.changed_buffers:
+        others = f" and {len(buffers) - 1} more buffers" if len(buffers) > 1 else ""
+        yield Trait(f"changes its buffer {buffers[0]}{others} in each forward", depends_on_split=True)
+    if any(_depends_on_others(layer, inputs, first.outputs, rows, kept) for kept in (0, 1)):
         yield Trait("has rows that depend on the other rows of their micro-batch", depends_on_split=True)
-    if not (first.draws or first.changed_buffers or _equal(first.outputs, _Trial(layer, inputs, False).outputs)):
+    if not (first.draws or buffers or _equal(first.outputs, _Trial(layer, inputs, False).outputs)):
         yield Trait("computes something else in evaluation mode")
     for ignored in first.ignored():
         yield Trait(f"ignores its {ignored}: no gradient reaches it")
+
+
+def _depends_on_others(layer: nn.Module, inputs: Tensors, outputs: Tensors, rows: int, kept: int) -> bool:
+    """Whether every second row, from ``kept`` on, gives something else once its neighbours stand in the others."""
+    if rows < 2:
+        return False
+    own = torch.arange(kept, rows, 2)
+    sources = torch.arange(rows)
+    sources[1 - kept :: 2] = own[: len(sources[1 - kept :: 2])] if len(own) >= len(sources[1 - kept :: 2]) else kept
+    changed = tuple(tensor[sources] if _has_rows(tensor, rows, 0) else tensor for tensor in inputs)
+    return not _equal(_rows_of(outputs, rows, own), _rows_of(_Trial(layer, changed).outputs, rows, own))
+
+
+def _has_rows(tensor: Tensor, rows: int, axis: int) -> bool:
+    return tensor.dim() > axis and tensor.shape[axis] == rows
+
+
+def _rows_of(tensors: Tensors, rows: int, chosen: Tensor) -> Tensors:
+    """Returns the chosen rows, along the first axis that is as long as there are rows; a tensor without one whole."""
+    found = []
+    for tensor in tensors:
+        axes = [axis for axis in range(tensor.dim()) if tensor.shape[axis] == rows]
+        found.append(tensor.index_select(axes[0], chosen) if axes else tensor)
+    return tuple(found)
 
 
 class _Trial:
@@ -104,16 +135,17 @@ class _Trial:
     def __init__(self, layer: nn.Module, inputs: Tensors, is_training: bool = True) -> None:
         self._layer = copy.deepcopy(layer).train(is_training)
         self._leaves = tuple(tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs)
-        buffers = copies_of_buffers(self._layer)
-        device = torch.device("cpu")
-        with seeded(SEED, device), torch.enable_grad():
+        buffers = {name: buffer.clone() for name, buffer in self._layer.named_buffers()}
+        attributes = attributes_of(self._layer)
+        with seeded(SEED, torch.device("cpu")), torch.enable_grad():
             states = _generator_states()
             self._outputs = as_tuple(self._layer(*self._leaves))
             self.draws = states != _generator_states()
         self.outputs = tuple(output.detach() for output in self._outputs)
-        self.changed_buffers = list(
-            dict.fromkeys(name for module, name, value in buffers if not torch.equal(module.get_buffer(name), value))
-        )
+        self.changed_attributes = changed_attributes(attributes, attributes_of(self._layer))
+        self.changed_buffers = [
+            name for name, buffer in self._layer.named_buffers() if not same_bits(buffer, buffers[name])
+        ]
 
     def ignored(self) -> list[str]:
         """Returns the inputs and parameters on which no output depends. None has a graph afterwards."""
@@ -132,10 +164,6 @@ class _Trial:
 def _generator_states() -> tuple[bytes, object, bytes]:
     numpy_state = np.random.get_state(legacy=False)
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), pickle.dumps(numpy_state)
-
-
-def _first_rows(tensors: Tensors, rows: int) -> Tensors:
-    return tuple(tensor[:1] for tensor in tensors if tensor.dim() and len(tensor) == rows)
 
 
 def _equal(some: Tensors, others: Tensors) -> bool:

@@ -74,6 +74,8 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
         optimizer.step()
         optimizer.zero_grad()
         _add_parameters(file, "updated", layers)
+        for index, layer in enumerate(layers):
+            file.add_buffers(index, layer)
         file.write(step + 1)
     dist.destroy_process_group()
 

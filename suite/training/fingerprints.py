@@ -2,7 +2,8 @@
 
     step, micro-batch, layer      the outputs of its forward and recompute, the state of the random numbers behind it,
                                   the gradients of its inputs and parameters
-    step, layer                   the whole gradient of each parameter before clipping, and the parameter afterwards
+    step, layer                   the whole gradient of each parameter before clipping, and the parameter and the
+                                  buffers afterwards
 
 A fingerprint has a hash of the bits, the norm, and a sketch: each value is added with a random sign to one of 32 sums,
 drawn at random (Charikar et al. 2002). The norm of the difference of two sketches estimates that of two tensors, within
@@ -19,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from suite.device import generator_of
 from suite.pipeline.runtime.executor import Executor
@@ -100,6 +101,10 @@ class FingerprintFile:
         if place.what == "output 0":
             self.add(micro_batch, place.layer, f"{prefix}random state", generator_of(device).get_state())
 
+    def add_buffers(self, layer: int, module: nn.Module) -> None:
+        for name, buffer in module.named_buffers():
+            self.add(None, layer, f"buffer {name}", buffer)
+
     def write(self, step: int) -> None:
         """Ends the current step, counted from 1."""
         rows = [[*key, one.digest, one.norm, one.sketch] for key, one in self._rows.items()]
@@ -137,6 +142,7 @@ class Fingerprints:
             yield
         self._optimizer.on_gradients = None
         self._add_parameters("updated")
+        self._add_buffers()
         self._file.write(step + 1)
 
     def _add(self, place: Place, tensor: Tensor) -> None:
@@ -155,6 +161,11 @@ class Fingerprints:
         if self._executor.coord.replica == 0:
             for (layer, name), parameter in self._stage.named_parameters().items():
                 self._file.add(None, layer, f"{which} {name}", parameter)
+
+    def _add_buffers(self) -> None:
+        if self._executor.coord.replica == 0:
+            for layer, module in self._stage.by_index.items():
+                self._file.add_buffers(layer, module)
 
     def _add_gradients(self) -> None:
         for key, parameter in self._stage.named_parameters().items():

@@ -54,7 +54,7 @@ def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, m
     assert code == 1, out
     assert "layer 2: Remembers returns other values for the same inputs and seeds" in out
     assert "plain PyTorch again: same to the bit" in out
-    assert "stages=2 schedule=1f1b remat=always: OTHER NUMBERS" in out
+    assert "stages=2 schedule=1f1b remat=always: DIFFERS" in out
     assert "step 1, layer 2 (Remembers), micro-batch 0, recomputed output 0" in out
     assert out.count(str(tmp_path)) == 2
     assert len(list(tmp_path.glob("runs/*/*"))) == 2
@@ -63,7 +63,7 @@ def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, m
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        (f"{__file__}:counts", ["layer 2 (Counts) returns other values", "changes its attribute calls_of_layer"]),
+        (f"{__file__}:counts", ["layer 2 (Counts) returns other values", "it changes its attribute calls_of_layer"]),
         ("t12_400n", ["did you mean t12_400m"]),
     ],
 )

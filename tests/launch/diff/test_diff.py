@@ -68,7 +68,7 @@ def test_a_layer_that_remembers_calls_is_named(tmp_path):
     settings = "pipeline.schedule=fill_drain pipeline.remat="
     code, out, _ = diff(tmp_path, "remembers", f"{settings}never", f"{settings}always", "--steps", "1")
     assert code == 1, out
-    first = "recomputes are not their forwards, the first in b: step 1, layer 2 (Remembers), micro-batch 0"
+    first = "recomputes differ from their forwards, the first in b: step 1, layer 2 (Remembers), micro-batch 0"
     assert f"{first}, recomputed output 0\n" in out
     assert "keeps state that is no buffer" in out
 
@@ -151,6 +151,30 @@ def test_rounding_explains_a_few_units_in_the_last_place_and_no_more(scale, in_f
     other.tensors[1, 0, 0, "output 0"] = some(10, scale)
     assert compare(recorded(), other, "fp32").is_explained == in_fp32
     assert compare(recorded(), other, "bf16").is_explained == in_bf16
+
+
+def test_an_update_that_is_lost_is_no_rounding_however_small_it_is():
+    values = 1e3 * torch.linspace(1, 2, 100)
+    own, other = recorded(), recorded()
+    for run in (own, other):
+        run.tensors[1, None, 1, "initial weight"] = Fingerprint.of(values)
+        run.tensors[1, None, 1, "updated weight"] = Fingerprint.of(values)
+    moved = values.clone()
+    moved[3] += 1e-4
+    own.tensors[1, None, 1, "updated weight"] = Fingerprint.of(moved)
+    assert not compare(own, other, "fp32").is_explained
+
+
+def test_other_buffers_are_said_and_are_no_other_training():
+    own, other = recorded(), recorded()
+    own.tensors[1, None, 1, "buffer running_mean"] = some(70)
+    other.tensors[1, None, 1, "buffer running_mean"] = some(70, 1 + 1e-6)
+    assert not compare(own, other, "fp32").other_buffers
+    other.tensors[1, None, 1, "buffer running_mean"] = some(71)
+    found = compare(own, other, "fp32")
+    assert found.is_explained
+    expected = "1 buffers differ, which evaluation may use, the first: step 1, layer 1 (Head), buffer running_mean"
+    assert next(found.lines()) == expected
 
 
 def test_an_update_may_round_a_value_otherwise_and_no_more():

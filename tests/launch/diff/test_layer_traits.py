@@ -23,7 +23,7 @@ class Layer(nn.Module):
     def __init__(self, function):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(WIDTH))
-        self.function = function
+        self.function, self.own = function, torch.Generator()
 
     def forward(self, *inputs):
         return self.function(self, *inputs)
@@ -33,6 +33,11 @@ def weighted(function):
     return Layer(lambda self, x: function(self, x * self.weight))
 
 
+def counts(self, x):
+    self.calls = getattr(self, "calls", 0) + 1
+    return x * self.weight if self.calls < 5 else -x
+
+
 DRAWS, ROWS_DEPEND = "draws random numbers", "has rows that depend on the other rows"
 TRAITS = {
     "Dropout": (nn.Dropout(0.3), [DRAWS]),
@@ -40,11 +45,11 @@ TRAITS = {
     "numpy": (weighted(lambda self, x: x * float(np.random.rand())), [DRAWS]),
     "BatchNorm": (
         nn.BatchNorm1d(WIDTH),
-        ["changes running_mean and running_var and num_batches_tracked in each forward", ROWS_DEPEND],
+        ["changes its buffer running_mean and 2 more buffers in each forward", ROWS_DEPEND],
     ),
     "two BatchNorms": (
         nn.Sequential(nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)),
-        ["changes running_mean and running_var and num_batches_tracked in each forward", ROWS_DEPEND],
+        ["changes its buffer 0.running_mean and 5 more buffers in each forward", ROWS_DEPEND],
     ),
     "BatchNorm without statistics": (nn.BatchNorm1d(WIDTH, track_running_stats=False), [ROWS_DEPEND]),
     "softmax over rows": (weighted(lambda self, x: x.softmax(0)), [ROWS_DEPEND]),
@@ -52,13 +57,23 @@ TRAITS = {
     "dropout and a mean over rows": (
         weighted(lambda self, x: nn.functional.dropout(x, 0.5) + x.mean(0)), [DRAWS, ROWS_DEPEND],
     ),
-    "spectral norm": (spectral_norm(nn.Linear(WIDTH, WIDTH)), ["changes _u and _v in each forward"]),
+    "spectral norm": (spectral_norm(nn.Linear(WIDTH, WIDTH)), ["changes its buffer parametrizations.weight.0._u"]),
     "evaluation": (
         weighted(lambda self, x: 2 * x if self.training else x), ["computes something else in evaluation mode"],
     ),
     "an unused parameter": (Layer(lambda self, x: x.tanh()), ["ignores its weight: no gradient reaches it"]),
     "a global count": (weighted(lambda self, x: x * next(CALLS)), ["returns other values for the same inputs"]),
-    "a detached input": (weighted(lambda self, x: x).requires_grad_(False), []),
+    "frozen": (weighted(lambda self, x: x).requires_grad_(False), []),
+    "the row before": (weighted(lambda self, x: x.roll(1, 0)), [ROWS_DEPEND]),
+    "weak softmax over rows": (weighted(lambda self, x: x + 1e-3 * x.softmax(0)), [ROWS_DEPEND]),
+    "a mean over rows beside": (weighted(lambda self, x: (x, x.mean(0))), [ROWS_DEPEND]),
+    "transposed": (weighted(lambda self, x: x.T), []),
+    "NaN": (weighted(lambda self, x: x * torch.nan), []),
+    "a count": (Layer(counts), ["changes its attribute calls, so a recompute is not its forward"]),
+    "a generator": (
+        Layer(lambda self, x: x * self.weight + torch.rand(1, generator=self.own)),
+        ["draws from its own generator own, so a recompute is not its forward"],
+    ),
 }  # fmt: skip
 
 
@@ -66,7 +81,7 @@ TRAITS = {
 def test_each_trait_is_named_and_nothing_else(name):
     layer, expected = TRAITS[name]
     before = {key: value.clone() for key, value in layer.state_dict().items()}
-    found = [trait.text for trait in traits_of(layer, (X,))]
+    found = [trait.text for trait in traits_of(layer, (X,), ROWS)]
     assert len(found) == len(expected), found
     assert all(text.startswith(start) for text, start in zip(found, expected, strict=True)), found
     assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
@@ -74,17 +89,22 @@ def test_each_trait_is_named_and_nothing_else(name):
 
 def test_an_input_that_no_output_depends_on_is_named():
     both = nn.Bilinear(WIDTH, WIDTH, 2)
-    assert list(traits_of(both, (X, X.flip(0)))) == []
+    assert list(traits_of(both, (X, X.flip(0)), ROWS)) == []
     first = Layer(lambda self, x, y: x * self.weight)
-    assert [trait.text for trait in traits_of(first, (X, X))] == ["ignores its input 1: no gradient reaches it"]
+    assert [trait.text for trait in traits_of(first, (X, X), ROWS)] == ["ignores its input 1: no gradient reaches it"]
 
 
 def test_rows_of_ids_count_too():
     embedding = nn.Embedding(ROWS * 3, WIDTH)
-    assert list(traits_of(embedding, (IDS,))) == []
+    assert list(traits_of(embedding, (IDS,), ROWS)) == []
     from_the_end = Layer(lambda self, ids: (ids.max() - ids).unsqueeze(2) * self.weight)
-    assert [trait.text for trait in traits_of(from_the_end, (IDS,))] == [f"{ROWS_DEPEND} of their micro-batch"]
+    assert [trait.text for trait in traits_of(from_the_end, (IDS,), ROWS)] == [f"{ROWS_DEPEND} of their micro-batch"]
+
+
+def test_a_number_among_the_inputs_has_no_rows():
+    scaled = Layer(lambda self, factor, x: factor * x * self.weight)
+    assert list(traits_of(scaled, (torch.tensor(2.0), X), ROWS)) == []
 
 
 def test_one_row_says_nothing_about_rows():
-    assert list(traits_of(weighted(lambda self, x: x.softmax(0)), (X[:1],))) == []
+    assert list(traits_of(weighted(lambda self, x: x.softmax(0)), (X[:1],), 1)) == []

@@ -13,6 +13,7 @@ import torch
 
 from experiments.base.cluster import Cluster
 from launch.gpu_check import command, gradients, parts, step, work, workers
+from launch.worker.measure import MeasuredPipeline
 from models.shape import TransformerShape
 from suite.errors import DeviceError, PlacementError
 from suite.pipeline.planning.devices import GIB
@@ -154,9 +155,13 @@ def test_a_step_computes_logits_in_pieces_of_the_devices_size(monkeypatch):
     """A GPU's are larger: in those of a CPU the head took four times as long (measured)."""
     machine, asked = Cluster(1, 80 * GIB, "gpu"), []
 
-    def on_the_cpu(target, world, *args):
-        asked.append(args[-1])
-        return gradients.run_processes(target, world, *(False if arg is True else arg for arg in args[:-1]))
+    def on_the_cpu(target, world, first, *others):
+        if isinstance(first, MeasuredPipeline):
+            asked.append(first.logits_bytes)
+            return gradients.run_processes(target, world, replace(first, use_gpu=False), *others)
+        threads, _, log_file, logits_bytes = others
+        asked.append(logits_bytes)
+        return gradients.run_processes(target, world, first, threads, False, log_file)
 
     monkeypatch.setattr(step, "run_processes", on_the_cpu)
     step.check_step(TINY, machine)

@@ -8,7 +8,6 @@ import filelock
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.registry import find
 from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
 from suite.training.jsonl import read_lines
@@ -135,17 +134,6 @@ def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_mach
     small_machine(2**30)
     code, _, said = call(*arguments)
     assert (code, said.strip()) == (2, "error: workers were started")
-
-
-def test_a_run_whose_metrics_have_old_names_is_not_resumed(monkeypatch, tmp_path):
-    monkeypatch.setattr("launch.runs.store.RUNS", tmp_path)
-    run = tmp_path / "t24_1_3b_wide" / "old"
-    run.mkdir(parents=True)
-    (run / "experiment.toml").write_text(find("t24_1_3b_wide").to_toml())
-    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 7.5, "seconds": 2.0}\n')
-    code, _, said = call("resume", "old")
-    assert code == 2
-    assert "such as loss for train/loss; read it and resume its run with the version that wrote it" in said
 
 
 def test_wandb_reads_the_run_back(through_ray):

@@ -215,8 +215,8 @@ FAULTS = {
     copies_not_summed: r"layer 0 \(Enter\), whole gradient of table",
     gradients_kept: "step 2, layer 0 .*whole gradient of",
     skipped_parameter: r"layer 4 \(Block\), updated mix.bias",
-    late_learning_rate: "layer 0 .*updated",
-    not_clipped: "layer 0 .*updated",
+    late_learning_rate: "layer . .*updated",
+    not_clipped: "layer . .*updated",
     other_initial_weights: r"layer 2 \(Block\), initial",
     no_dropout: r"layer 1 \(Block\), micro-batch 0, random state",
     weight_gradient_twice: r"layer 1 \(Block\), whole gradient of mix.weight",
@@ -296,7 +296,7 @@ def test_a_planted_fault_is_not_taken_for_another_order_of_sums(recorded, fault)
 def test_a_recompute_from_another_seed_is_named_as_one(recorded):
     found = compare(recorded("alone"), recorded("seed in recomputes"), "fp32")
     assert not found.is_explained
-    assert "recomputes are not their forwards, the first in b: step 1, layer 0" in next(found.lines())
+    assert "recomputes differ from their forwards, the first in b: step 1, layer 0" in next(found.lines())
 
 
 def test_a_sum_over_replicas_that_should_be_a_mean_is_found(recorded):
