@@ -178,7 +178,11 @@ def _conclude(results: Sequence[_Result], plain: RunFolder, console: Console) ->
         but = ", but for buffers" if buffers else ""
         console.print(f"all {len(results)} are the same training as plain PyTorch{but}")
         return True
-    console.print(f"{len(others)} of {len(results)} are not the same training as plain PyTorch")
+    failed = sum(one.comparison is None for one in others)
+    console.print(
+        f"{len(others) - failed} of {len(results)} are not the same training as plain PyTorch"
+        + (f", and {failed} fail" if failed else "")
+    )
     if others[0].label == PLAIN_AGAIN:
         console.print("plain PyTorch itself gives other numbers each time, so no pipeline can give the same")
     for one in others:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,43 +64,19 @@ def _is_random(what: str) -> bool:
     return what.removeprefix("recomputed ") == "random state"
 
 
-def _order(key: Key, follows: bool = False) -> tuple[object, ...]:
-    """Returns the place of a tensor in the order in which a difference spreads. A sum over copies that follows from a
-    later layer comes last."""
+def _order(key: Key) -> tuple[object, ...]:
+    """Returns the place of a tensor in the order in which a difference spreads."""
     step, micro_batch, layer, what = key
     phase = phase_of(what)
     rank = (not _is_random(what)) + what.startswith("loss ")
     return (
         step,
         _PHASES.index(phase),
-        follows,
         -layer if phase == "backward" else layer,
         rank,
         -1 if micro_batch is None else micro_batch,
         what,
     )
-
-
-def tied_layers(run: RunFingerprints) -> dict[Key, list[int]]:
-    """Returns by whole gradient of a tied parameter the other layers with a copy: all copies have the same one."""
-    copies: dict[tuple[int, str], list[Key]] = defaultdict(list)
-    for key, one in run.tensors.items():
-        if phase_of(key[3]) == "sum" and one.norm > 0:
-            copies[key[0], one.digest].append(key)
-    return {
-        key: [other[2] for other in keys if other != key] for keys in copies.values() if len(keys) > 1 for key in keys
-    }
-
-
-def _following_sums(run: RunFingerprints, differing: Sequence[Key]) -> set[Key]:
-    """Returns the whole gradients of tied parameters that differ because of a copy: the first layer that has another
-    difference is that of the copy."""
-    tied = tied_layers(run)
-    first: dict[int, int] = {}
-    for step, _, layer, what in differing:
-        if phase_of(what) == "sum" and (step, None, layer, what) not in tied:
-            first[step] = min(layer, first.get(step, layer))
-    return {key for key in differing if first.get(key[0]) in tied.get(key, ())}
 
 
 @dataclass(frozen=True)
@@ -160,7 +136,12 @@ class Comparison:
             return None
         first = self.differences[0]
         same_part = [one for one in self.differences if one.key[0] == first.key[0] and one.phase == first.phase]
-        return next((one for one in same_part if not self.explains(one)), first)
+        wrong = [one for one in same_part if not self.explains(one)]
+        if not wrong:
+            return first
+        # the sum over copies of a tied parameter differs with each of them: the layer with another difference has it
+        own = next((one for one in wrong if not self.a.copies_of(one.key)), wrong[0])
+        return own if own.key[2] in self.a.copies_of(wrong[0].key) else wrong[0]
 
     def explains(self, difference: Difference) -> bool:
         """Whether rounding explains a difference, if all in earlier parts of the step is the same."""
@@ -239,7 +220,7 @@ class Comparison:
         kind = "the first that is not:" if explained else "the first that differs by more than rounding:"
         total = self.equal_count + len(self.differences)
         yield f"{self.equal_count} of {total} tensors are the same to the bit; {kind}"
-        others = ", ".join(map(str, tied_layers(self.a).get(first.key, ())))
+        others = ", ".join(map(str, self.a.copies_of(first.key)))
         yield f"  {self._described(first.key)}" + (f", with its copies of layer {others}" if others else "")
         norms = f"{first.a.norm:.6g} in a and {first.b.norm:.6g} in b"
         yield f"  it differs by {first.share:.2g} of its norm, which is {norms}"
@@ -286,9 +267,7 @@ def compare(a: RunFingerprints, b: RunFingerprints, precision: str) -> Compariso
         steps = [sorted({key[0] for key in run.tensors}) for run in (a, b)]
         raise SettingError(f"the runs recorded no step in common: a {steps[0]}, b {steps[1]}; train both from one step")
     differing = [key for key in common if a.tensors[key].digest != b.tensors[key].digest]
-    following = _following_sums(a, differing)
-    ordered = sorted(differing, key=lambda key: _order(key, key in following))
-    found = [Difference(key, a.tensors[key], b.tensors[key]) for key in ordered]
+    found = [Difference(key, a.tensors[key], b.tensors[key]) for key in sorted(differing, key=_order)]
     buffers = tuple(one for one in found if one.phase == "buffer" and one.share > MOST_OF_A_BUFFER)
     found = [one for one in found if one.phase != "buffer"]
     pairs = ("a", a, b), ("b", b, a)

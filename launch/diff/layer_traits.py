@@ -93,7 +93,7 @@ def traits_of(layer: nn.Module, inputs: Tensors, rows: int) -> Iterator[Trait]:
     if first.draws:
         yield Trait("draws random numbers, with a seed for each micro-batch", depends_on_split=True)
     for change in first.changed_attributes:
-        yield Trait(f"{change}, so a recompute is not its forward")
+        yield Trait(f"{change} in each forward, and again in each recompute")
     if buffers := first.changed_buffers:
         others = f" and {len(buffers) - 1} more buffers" if len(buffers) > 1 else ""
         yield Trait(f"changes its buffer {buffers[0]}{others} in each forward", depends_on_split=True)
@@ -106,27 +106,25 @@ def traits_of(layer: nn.Module, inputs: Tensors, rows: int) -> Iterator[Trait]:
 
 
 def _depends_on_others(layer: nn.Module, inputs: Tensors, outputs: Tensors, rows: int, kept: int) -> bool:
-    """Whether every second row, from ``kept`` on, gives something else once its neighbours stand in the others."""
+    """Whether every second row, from ``kept`` on, gives something else once each other row is a copy of its neighbour.
+
+    kept = 0: rows 0 0 2 2 4      kept = 1: rows 1 1 1 3 3
+    """
     if rows < 2:
         return False
+    sources = torch.tensor([row if row % 2 == kept else abs(row - 1) for row in range(rows)])
+    changed = tuple(tensor[sources] if tensor.dim() and len(tensor) == rows else tensor for tensor in inputs)
     own = torch.arange(kept, rows, 2)
-    sources = torch.arange(rows)
-    sources[1 - kept :: 2] = own[: len(sources[1 - kept :: 2])] if len(own) >= len(sources[1 - kept :: 2]) else kept
-    changed = tuple(tensor[sources] if _has_rows(tensor, rows, 0) else tensor for tensor in inputs)
     return not _equal(_rows_of(outputs, rows, own), _rows_of(_Trial(layer, changed).outputs, rows, own))
-
-
-def _has_rows(tensor: Tensor, rows: int, axis: int) -> bool:
-    return tensor.dim() > axis and tensor.shape[axis] == rows
 
 
 def _rows_of(tensors: Tensors, rows: int, chosen: Tensor) -> Tensors:
     """Returns the chosen rows, along the first axis that is as long as there are rows; a tensor without one whole."""
-    found = []
-    for tensor in tensors:
-        axes = [axis for axis in range(tensor.dim()) if tensor.shape[axis] == rows]
-        found.append(tensor.index_select(axes[0], chosen) if axes else tensor)
-    return tuple(found)
+    axes = [next((axis for axis, size in enumerate(tensor.shape) if size == rows), None) for tensor in tensors]
+    return tuple(
+        tensor if axis is None else tensor.index_select(axis, chosen)
+        for tensor, axis in zip(tensors, axes, strict=True)
+    )
 
 
 class _Trial:

@@ -53,7 +53,9 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
     optimizer = _optimizer(layers, copies, chosen)
     source = chosen.data_source(data, RankCoord(0, 1, 1))
     types = {index: type(layer).__name__ for index, layer in enumerate(layers)}
-    file = FingerprintFile(folder, "plain", 0, types, chosen.pipeline.micro_batches, device.type)
+    file = FingerprintFile(
+        folder, "plain", 0, dict(enumerate(layers)), types, chosen.pipeline.micro_batches, device.type
+    )
     for step in range(chosen.train.steps):
         _add_parameters(file, "initial", layers)
         batch = source.batch(step)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.device import generator_of
+from suite.pipeline.model.layers import ties_of
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.layer_hooks import Place, watch_tensors
 from suite.pipeline.schedule.action import Action
@@ -77,13 +78,23 @@ class FingerprintFile:
     """The fingerprints of one process, a line a step."""
 
     def __init__(
-        self, folder: Path, name: str, start: int, layers: Mapping[int, str], micro_batches: int, device: str
+        self,
+        folder: Path,
+        name: str,
+        start: int,
+        layers: Mapping[int, nn.Module],
+        types: Mapping[int, str],
+        micro_batches: int,
+        device: str,
     ) -> None:
-        """Writes to ``<name>.jsonl`` in ``folder``, behind step ``start``. ``layers`` are the layers' types;
-        ``micro_batches`` are those of a whole mini-batch."""
+        """Writes to ``<name>.jsonl`` in ``folder``, behind step ``start``. ``layers`` are given by their indices, as
+        are their ``types`` in the model: a stage may have put others in their place. ``micro_batches`` are those of a
+        whole mini-batch."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = reopen(folder / f"{name}.jsonl", start)
-        self._file.write({"step": start, "layers": layers, "micro_batches": micro_batches, "device": device})
+        ties = [(index, name, tie) for index, layer in layers.items() for name, tie in ties_of(layer).items()]
+        about = {"layers": types, "ties": ties, "micro_batches": micro_batches, "device": device}
+        self._file.write({"step": start, **about})
         self._rows: dict[tuple[int | None, int, str], Fingerprint] = {}
 
     def add(self, micro_batch: int | None, layer: int, what: str, tensor: Tensor) -> None:
@@ -127,7 +138,8 @@ class Fingerprints:
             if path.stem not in names:
                 path.unlink()
         name, device = f"{coord.replica}-{coord.stage}", self._stage.device.type
-        self._file = FingerprintFile(folder, name, start, self._stage.types, micro_batches, device)
+        layers, types = self._stage.by_index, self._stage.types
+        self._file = FingerprintFile(folder, name, start, layers, types, micro_batches, device)
         self._indices: dict[int, int] = {}
 
     @contextmanager
@@ -186,18 +198,27 @@ class RunFingerprints:
     tensors: dict[Key, Fingerprint]
     device: str = "cpu"
     """Its type."""
+    ties: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """The tie of each tied parameter, by layer and name."""
+
+    def copies_of(self, key: Key) -> list[int]:
+        """Returns the other layers with a copy of the parameter whose whole gradient this is."""
+        tie = self.ties.get((key[2], key[3].removeprefix("whole gradient of ")))
+        return [layer for (layer, _), other in self.ties.items() if other == tie and layer != key[2]]
 
     @staticmethod
     def read(folder: Path) -> RunFingerprints:
         """Returns what all workers recorded; empty without a record."""
         layers: dict[int, str] = {}
         tensors: dict[Key, Fingerprint] = {}
+        ties: dict[tuple[int, str], str] = {}
         micro_batches, device = 0, "cpu"
         for path in sorted(folder.glob("*.jsonl")):
             for line in read_lines(path):
                 if "layers" in line:
                     layers |= {int(index): name for index, name in line["layers"].items()}
+                    ties |= {(layer, name): tie for layer, name, tie in line["ties"]}
                     micro_batches, device = line["micro_batches"], line["device"]
                 for micro_batch, layer, what, digest, norm, sketch in line.get("rows", ()):
                     tensors[line["step"], micro_batch, layer, what] = Fingerprint(digest, norm, tuple(sketch))
-        return RunFingerprints(layers, micro_batches, tensors, device)
+        return RunFingerprints(layers, micro_batches, tensors, device, ties)

@@ -209,7 +209,7 @@ def test_a_gradient_that_is_nothing_but_rounding_is_judged_by_those_of_its_layer
 
 
 def test_a_difference_in_a_tied_parameter_is_named_at_the_layer_that_differs_otherwise():
-    own, other = recorded(), recorded()
+    own, other = (recorded(ties={(0, "table"): "words", (1, "table"): "words"}) for _ in range(2))
     for layer in range(2):
         own.tensors[1, None, layer, "whole gradient of table"] = some(60)
         other.tensors[1, None, layer, "whole gradient of table"] = some(61)

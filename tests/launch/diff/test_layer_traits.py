@@ -69,10 +69,10 @@ TRAITS = {
     "a mean over rows beside": (weighted(lambda self, x: (x, x.mean(0))), [ROWS_DEPEND]),
     "transposed": (weighted(lambda self, x: x.T), []),
     "NaN": (weighted(lambda self, x: x * torch.nan), []),
-    "a count": (Layer(counts), ["changes its attribute calls, so a recompute is not its forward"]),
+    "a count": (Layer(counts), ["changes its attribute calls in each forward, and again in each recompute"]),
     "a generator": (
         Layer(lambda self, x: x * self.weight + torch.rand(1, generator=self.own)),
-        ["draws from its own generator own, so a recompute is not its forward"],
+        ["draws from its own generator own in each forward, and again in each recompute"],
     ),
 }  # fmt: skip
 
