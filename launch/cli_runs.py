@@ -114,13 +114,13 @@ def diff(
     """Find the first tensor by which two settings of an experiment differ, or two runs; exit code 1 if rounding does
     not explain it."""
     from launch.diff.command import diff_runs, diff_settings
-    from launch.diff.few_steps import FewSteps
+    from launch.diff.short_training import ShortTraining
 
     runs = " ".join(run).split()
     if bool(name) == bool(runs) or (runs and (a or b or settings)):
         raise SettingError("give an experiment with --a and --b, or two runs with --run")
-    few = FewSteps(name, scale, launcher, steps, settings)
-    found = diff_runs(runs, console) if runs else diff_settings(few, a, b, console)
+    training = ShortTraining(name, scale, launcher, steps, settings)
+    found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
     if not found.is_explained:
         raise typer.Exit(1)
 
@@ -134,9 +134,9 @@ def check(
     """Check that an experiment trains in pipelines as in plain PyTorch, to the bit or up to rounding; exit code 1 if it
     does not."""
     from launch.diff.check import check as check_experiment
-    from launch.diff.few_steps import FewSteps
+    from launch.diff.short_training import ShortTraining
 
-    if not check_experiment(FewSteps(name, scale, "local", steps, settings), console):
+    if not check_experiment(ShortTraining(name, scale, "local", steps, settings), console):
         raise typer.Exit(1)
 
 

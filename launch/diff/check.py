@@ -5,7 +5,7 @@ all tensors with those of plain PyTorch.
                   -- 1 stage, 2, 4                    cells, messages
                   -- recomputed, split backwards      schedules
                   -- 2 replicas                       sums over replicas
-                  -- other micro-batches              what depends on the split
+                  -- other micro-batches              rows that depend on each other
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from launch.backends.processes import run_processes
 from launch.backends.select import select_backend
 from launch.diff.command import compare_runs
 from launch.diff.compare import Comparison
-from launch.diff.few_steps import FewSteps
 from launch.diff.layer_traits import LayerTraits, find_traits
+from launch.diff.short_training import ShortTraining
 from launch.runs.store import CACHE, RunFolder
 from suite.errors import PlanError, SettingError, SuiteError
 from suite.settings import AUTO, PipelineSettings
@@ -36,40 +36,41 @@ MICRO_BATCHES = 4
 PLAIN_AGAIN = "plain PyTorch again"
 
 
-def check(few: FewSteps, console: Console) -> bool:
+def check(training: ShortTraining, console: Console) -> bool:
     """Checks an experiment, and prints a line for each shape; returns whether all are the same training as plain
     PyTorch, at least up to rounding. Runs that are not are kept. Raises a SuiteError for any error that the user can
     fix, such as a layer that no pipeline can train."""
-    cluster = select_backend(few.launcher).cluster()
+    cluster = select_backend(training.launcher).cluster()
     if cluster.kind == "gpu":
         raise SettingError("plain PyTorch runs on CPUs; check the model there, with CUDA_VISIBLE_DEVICES=")
-    requested, note = few.resolved()
+    requested, note = training.resolved()
     if note:
         console.print(note)
     asked = requested.pipeline
-    micro_batches = asked.micro_batches * asked.replicas
     if asked.micro_batches == AUTO:
-        micro_batches = min(MICRO_BATCHES, requested.min_rows)
-    chosen = few.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
+        count = max(1, min(MICRO_BATCHES, requested.min_rows) // asked.replicas)
+        asked = asked.model_copy(update={"micro_batches": count})
+    micro_batches = asked.micro_batches * asked.replicas
+    chosen = training.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
     data = chosen.data_folder(CACHE).resolve()
     if faults := chosen.with_prepared(data).trial_errors():
         raise PlanError(faults)
-    console.print(f"{chosen.list_length} layers, {few.steps} steps of {micro_batches} micro-batches")
+    console.print(f"{chosen.list_length} layers, {training.steps} steps of {micro_batches} micro-batches")
     traits: LayerTraits = run_processes(find_traits, 1, chosen, data)[0]
     for line in _trait_lines(traits):
         console.print(f"  {line}")
     depends_on_split = any(trait.depends_on_split for _, found in traits.values() for trait in found)
-    shapes = [*_shapes(micro_batches, chosen.list_length, depends_on_split)]
-    if "pipeline." in few.settings and asked.micro_batches != AUTO:
-        shapes.insert(0, asked)
+    shapes = {"as set": asked} if "pipeline." in training.settings else {}
+    for shape in _shapes(micro_batches, chosen.list_length, depends_on_split):
+        shapes[_label(shape, micro_batches)] = shape
     for reason in _left_out(micro_batches, chosen.list_length, depends_on_split):
         console.print(f"not tried: {reason}")
     console.print("each tensor compared with plain PyTorch (a):")
-    plain = few.train_plainly(chosen)
+    plain = training.train_plainly(chosen)
     comparison = partial(_compare, plain, traits, console)
-    results = [comparison(PLAIN_AGAIN, lambda: few.train_plainly(chosen))]
-    for shape in shapes:
-        results.append(comparison(_label(shape, micro_batches), partial(few.train, chosen.with_pipeline(shape))))
+    results = [comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))]
+    for label, shape in shapes.items():
+        results.append(comparison(label, partial(training.train, chosen.with_pipeline(shape))))
     return _conclude(results, plain, console)
 
 
@@ -123,7 +124,7 @@ def _label(shape: PipelineSettings, micro_batches: int) -> str:
 
 @dataclass(frozen=True)
 class _Result:
-    """Of one shape."""
+    """How the training in one shape compares."""
 
     label: str
     run: RunFolder | None
@@ -143,7 +144,8 @@ def _compare(
         run = train()
         found = compare_runs(plain, run)
     except (SuiteError, RuntimeError) as error:  # the second: of the user's code in plain PyTorch
-        console.print(f"  {label}: FAILS: {str(error).strip().splitlines()[-1]}")
+        why = error if isinstance(error, SuiteError) else str(error).strip().splitlines()[-1]
+        console.print(f"  {label}: FAILS: {why}")
         return _Result(label, None, None)
     took = f"{time.perf_counter() - began:.0f} s"
     if not found.is_explained:

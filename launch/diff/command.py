@@ -10,7 +10,7 @@ from experiments.base.hints import option
 from experiments.registry import find, read_experiment_file
 from launch.backends.select import select_backend
 from launch.diff.compare import Comparison, compare
-from launch.diff.few_steps import FewSteps
+from launch.diff.short_training import ShortTraining
 from launch.runs.store import RunFolder, find_run
 from suite.errors import SettingError
 from suite.training.fingerprints import RunFingerprints
@@ -39,19 +39,19 @@ def compare_runs(a: RunFolder, b: RunFolder) -> Comparison:
     return compare(_fingerprints_of(a), _fingerprints_of(b), "bf16" if "bf16" in precisions else "fp32")
 
 
-def diff_settings(few: FewSteps, a: str, b: str, console: Console) -> Comparison:
+def diff_settings(training: ShortTraining, a: str, b: str, console: Console) -> Comparison:
     """Trains the steps with the settings ``a``, then with ``b``, and compares the two runs; ``plain`` is plain PyTorch,
     without a pipeline. Raises a SuiteError for any error that the user can fix."""
-    find(few.name)
-    if PLAIN in (a, b) and (a == b or select_backend(few.launcher).cluster().kind == "gpu"):
+    find(training.name)
+    if PLAIN in (a, b) and (a == b or select_backend(training.launcher).cluster().kind == "gpu"):
         raise SettingError("plain PyTorch runs on CPUs, and is one of the two; compare it with a pipeline on CPUs")
     runs: list[RunFolder] = []
     for which, own, other in (("a", a, b), ("b", b, a)):
-        console.print(f"{which}: training {few.steps} steps of {few.name} with {own or 'its own settings'}")
-        chosen, note = few.resolved(other if own == PLAIN else own)
+        console.print(f"{which}: training {training.steps} steps of {training.name} with {own or 'its own settings'}")
+        chosen, note = training.resolved(other if own == PLAIN else own)
         if note and which == "a":  # b's is the same, or its settings say how it differs
             console.print(note)
-        runs.append(few.train_plainly(chosen) if own == PLAIN else few.train(chosen))
+        runs.append(training.train_plainly(chosen) if own == PLAIN else training.train(chosen))
     return diff_runs([str(run.path) for run in runs], console)
 
 

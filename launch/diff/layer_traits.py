@@ -95,7 +95,7 @@ def traits_of(layer: nn.Module, inputs: Tensors, rows: int) -> Iterator[Trait]:
     for change in first.changed_attributes:
         yield Trait(f"{change} in each forward, and again in each recompute")
     if buffers := first.changed_buffers:
-        others = f" and {len(buffers) - 1} more buffers" if len(buffers) > 1 else ""
+        others = f" and {len(buffers) - 1} more" if len(buffers) > 1 else ""
         yield Trait(f"changes its buffer {buffers[0]}{others} in each forward", depends_on_split=True)
     if any(_depends_on_others(layer, inputs, first.outputs, rows, kept) for kept in (0, 1)):
         yield Trait("has rows that depend on the other rows of their micro-batch", depends_on_split=True)

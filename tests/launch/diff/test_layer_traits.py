@@ -45,11 +45,11 @@ TRAITS = {
     "numpy": (weighted(lambda self, x: x * float(np.random.rand())), [DRAWS]),
     "BatchNorm": (
         nn.BatchNorm1d(WIDTH),
-        ["changes its buffer running_mean and 2 more buffers in each forward", ROWS_DEPEND],
+        ["changes its buffer running_mean and 2 more in each forward", ROWS_DEPEND],
     ),
     "two BatchNorms": (
         nn.Sequential(nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)),
-        ["changes its buffer 0.running_mean and 5 more buffers in each forward", ROWS_DEPEND],
+        ["changes its buffer 0.running_mean and 5 more in each forward", ROWS_DEPEND],
     ),
     "BatchNorm without statistics": (nn.BatchNorm1d(WIDTH, track_running_stats=False), [ROWS_DEPEND]),
     "softmax over rows": (weighted(lambda self, x: x.softmax(0)), [ROWS_DEPEND]),

@@ -21,8 +21,8 @@ FIXED = "train.validate_every=none tracking.wandb=disabled train.threads=1"
 
 
 @dataclass(frozen=True)
-class FewSteps:
-    """How the steps are trained, whatever the pipeline."""
+class ShortTraining:
+    """A few steps of an experiment, whatever the pipeline."""
 
     name: str
     scale: RequestedScale
