@@ -9,11 +9,11 @@
 # runs on cores; the wheels are what makes it large (about 10 GB).
 FROM python:3.11-slim-bookworm
 
-# wget: KubeRay's probes call it inside the container for some versions of Ray and of the operator; without it pods
+# gcc and libc6-dev: torch compiles kernels for GPUs with them. wget: KubeRay's probes call it inside the container for some versions of Ray and of the operator; without it pods
 #   are never ready. ssh and rsync: with `ray up` the head starts the other nodes from inside its container.
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends openssh-client rsync wget \
+ && apt-get install --yes --no-install-recommends gcc libc6-dev openssh-client rsync wget \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 gpipe \
  && install --directory --owner gpipe --group gpipe /storage

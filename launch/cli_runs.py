@@ -11,7 +11,6 @@ from launch.cli_options import (
     ScaleOption,
     ScoreSetOption,
     SetOption,
-    SweepLauncherOption,
     console,
 )
 from suite.errors import SettingError
@@ -109,7 +108,6 @@ def diff(
     ] = [],  # noqa: B006  # typer copies it
     steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
     scale: ScaleOption = "auto",
-    launcher: SweepLauncherOption = "local",
 ) -> None:
     """Find the first tensor by which two settings of an experiment differ, or two runs; exit code 1 if rounding does
     not explain it."""
@@ -119,7 +117,7 @@ def diff(
     runs = " ".join(run).split()
     if bool(name) == bool(runs) or (runs and (a or b or settings)):
         raise SettingError("give an experiment with --a and --b, or two runs with --run")
-    training = ShortTraining(name, scale, launcher, steps, settings)
+    training = ShortTraining(name, scale, steps, settings)
     found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
     if not found.is_explained:
         raise typer.Exit(1)
@@ -136,7 +134,7 @@ def check(
     from launch.diff.check import check as check_experiment
     from launch.diff.short_training import ShortTraining
 
-    if not check_experiment(ShortTraining(name, scale, "local", steps, settings), console):
+    if not check_experiment(ShortTraining(name, scale, steps, settings), console):
         raise typer.Exit(1)
 
 

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.blocks import reset_linear
+from models.loss import TranslationLoss, clipped
 from models.shape import BlockShape
 from suite.decoding.kv_cache import LayerCache
+from suite.pipeline.runtime.weight_grad import weight_grad_sum
 
 CPU_LOGITS_BYTES = 64 << 20
 """Logits up to this size, in fp32, are computed at once on a CPU; larger ones in chunks of this size."""
@@ -57,7 +59,9 @@ class ChunkedHead(nn.Module):
         """y (batch, T, width) -> logits (batch, T, vocabulary)."""
         return clipped(self.project(self.norm(y)), self.clip)
 
-    def score(self, loss: nn.Module, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def score(
+        self, loss: TranslationLoss, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
         """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
         return linear_cross_entropy(self.norm(inputs[0]), self.project, self.clip, loss, targets[0], self.logits_bytes)
 
@@ -89,17 +93,11 @@ def rows_at_once(vocabulary: int, positions: int, logits_bytes: int = CPU_LOGITS
     return max(1, logits_bytes // (4 * vocabulary), -(-positions // CHUNKS))
 
 
-def clipped(logits: Tensor, bound: float | None) -> Tensor:
-    """Returns the logits clipped in place on both sides: the backward needs only the clipped values, and the loss saves
-    these anyway."""
-    return logits if bound is None else F.hardtanh(logits, -bound, bound, inplace=True)
-
-
 def linear_cross_entropy(
     y: Tensor,
     project: nn.Linear,
     clip: float | None,
-    loss: nn.Module,
+    loss: TranslationLoss,
     labels: Tensor,
     logits_bytes: int = CPU_LOGITS_BYTES,
 ) -> tuple[Tensor, Tensor]:
@@ -107,8 +105,7 @@ def linear_cross_entropy(
     rows = y.flatten(0, -2), project.weight, project.bias, labels.flatten()
     chunk_rows = rows_at_once(project.out_features, labels.numel(), logits_bytes)
     if labels.numel() <= chunk_rows:
-        # of rows, because clipping a view in place copies the gradient of the logits twice
-        whole: tuple[Tensor, Tensor] = loss(clipped(project(rows[0]), clip), rows[3])
+        whole: tuple[Tensor, Tensor] = loss(project(rows[0]), rows[3], clip)
         return whole
     found = _InChunks.apply(*rows, clip, loss, chunk_rows)  # type: ignore[no-untyped-call]
     objective, metric = found
@@ -124,37 +121,38 @@ class _InChunks(torch.autograd.Function):
         bias: Tensor,
         labels: Tensor,
         clip: float | None,
-        loss: nn.Module,
+        loss: TranslationLoss,
         chunk_rows: int,
     ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(y, weight, bias, labels)
         device_type = y.device.type
         ctx.clip, ctx.loss, ctx.chunk_rows = clip, loss, chunk_rows
         ctx.product_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else y.dtype
         parts = [
-            loss(clipped(F.linear(chunk, weight, bias), clip), chunk_labels)
+            loss.sums(F.linear(chunk, weight, bias), chunk_labels, clip)
             for chunk, chunk_labels in zip(torch.split(y, chunk_rows), torch.split(labels, chunk_rows), strict=True)
         ]
-        objective, metric = (torch.stack(column).sum() for column in zip(*parts, strict=True))
+        objectives, metrics, log_totals = zip(*parts, strict=True)
+        objective, metric = torch.stack(objectives).sum(), torch.stack(metrics).sum()
+        ctx.save_for_backward(y, weight, bias, labels, torch.cat(log_totals))
         ctx.mark_non_differentiable(metric)
         return objective, metric
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, objective_grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        y, weight, bias, labels = ctx.saved_tensors
+        y, weight, bias, labels, log_totals = ctx.saved_tensors
         input_grad = torch.empty_like(y)
-        sums = torch.zeros_like(weight), torch.zeros_like(bias)
+        weight_grad, bias_grad = torch.zeros_like(weight), torch.zeros_like(bias)
         # cast here, not by autocast: a context that ends in a thread of the backward frees the casts of all weights
-        factors = [tensor.to(ctx.product_dtype) for tensor in (weight, bias)]
-        for chunk, chunk_labels, chunk_grad in zip(
-            *(torch.split(t, ctx.chunk_rows) for t in (y, labels, input_grad)), strict=True
+        factor, summand = weight.to(ctx.product_dtype), bias.to(ctx.product_dtype)
+        for chunk, chunk_labels, chunk_totals, chunk_grad in zip(
+            *(torch.split(t, ctx.chunk_rows) for t in (y, labels, log_totals, input_grad)), strict=True
         ):
-            leaves = [tensor.detach().requires_grad_() for tensor in (chunk.to(ctx.product_dtype), *factors)]
-            with torch.enable_grad():
-                objective, _metric = ctx.loss(clipped(F.linear(*leaves), ctx.clip), chunk_labels)
-            first, *others = torch.autograd.grad(objective, leaves, objective_grad.to(objective.dtype))
-            chunk_grad.copy_(first)
-            for total, summand in zip(sums, others, strict=True):
-                total += summand
-        return input_grad, *sums, None, None, None, None
+            x = chunk.to(ctx.product_dtype)
+            logits = F.linear(x, factor, summand)
+            gradient = ctx.loss.gradient(logits, chunk_labels, ctx.clip, chunk_totals, objective_grad)
+            del logits  # the products below may need its memory
+            chunk_grad.copy_(gradient @ factor)
+            weight_grad = weight_grad_sum(weight_grad, x, gradient, weight.dtype)
+            bias_grad += gradient.sum(0)
+        return input_grad, weight_grad, bias_grad, None, None, None, None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.shape import PADDING
+from suite.device import one_kernel
 
 
 class ClassificationLoss(nn.Module):
@@ -33,14 +34,67 @@ class TranslationLoss(nn.Module):
         super().__init__()
         self.label_smoothing = label_smoothing
 
-    def forward(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """logits (batch, T, vocabulary), labels (batch, T) int64 -> (objective, metric), both scalars.
+    def forward(self, logits: Tensor, labels: Tensor, clip: float | None = None) -> tuple[Tensor, Tensor]:
+        """logits (..., vocabulary), labels (...) int64 -> (objective, metric), both scalars.
 
         The objective's target gives e / V to each of the V entries and 1-e to the label ("Rethinking the Inception
-        architecture", section 7); the metric is detached. Both are fp32 for bf16 logits, fp64 for fp64 ones.
+        architecture", section 7); the metric is detached. Both are fp32 for bf16 logits, fp64 for fp64 ones. Logits
+        beyond ``clip`` count as ``clip``, on both sides, and are overwritten.
         """
-        objective, metric = _SmoothedSum.apply(logits, labels, self.label_smoothing)  # type: ignore[no-untyped-call]
+        rows = logits.flatten(0, -2), labels.flatten()
+        objective, metric = _SmoothedSum.apply(*rows, self.label_smoothing, clip)  # type: ignore[no-untyped-call]
         return objective, metric
+
+    def sums(self, logits: Tensor, labels: Tensor, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``forward``, of rows (N, vocabulary) without a graph; returns also the logarithm of each row's sum of
+        exponentials (N,), for ``gradient``."""
+        return _sums(logits, labels, self.label_smoothing, clip)
+
+    def gradient(
+        self, logits: Tensor, labels: Tensor, clip: float | None, log_total: Tensor, objective_grad: Tensor
+    ) -> Tensor:
+        """Returns the gradient of the objective in the logits (N, vocabulary), times ``objective_grad``; overwrites
+        logits beyond ``clip``."""
+        return _gradient(logits, labels, self.label_smoothing, clip, log_total, objective_grad)
+
+
+def clipped(logits: Tensor, bound: float | None) -> Tensor:
+    """Returns the logits clipped on both sides, in place: the backward needs only the clipped values. The compiler
+    writes no clipped ones, and computes them in the kernel that reads them."""
+    if bound is None:
+        return logits
+    return F.hardtanh(logits, -bound, bound, inplace=not torch.compiler.is_compiling())
+
+
+@one_kernel
+def _sums(logits: Tensor, labels: Tensor, smoothing: float, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    wide = clipped(logits, clip)
+    wide = wide if wide.dtype == torch.float64 else wide.float()
+    log_total = wide.logsumexp(-1)
+    nll = log_total - wide.gather(-1, labels[:, None])[:, 0]
+    uniform_nll = log_total - wide.mean(-1)
+    scored = labels != PADDING
+    objective = torch.where(scored, torch.lerp(nll, uniform_nll, smoothing), 0).sum()
+    return objective, torch.where(scored, nll, 0).sum(), log_total
+
+
+@one_kernel
+def _gradient(
+    logits: Tensor, labels: Tensor, smoothing: float, clip: float | None, log_total: Tensor, objective_grad: Tensor
+) -> Tensor:
+    """d objective / d logit_v = softmax_v - e / V - (1 - e) [v is the label], and zero at padding and where clipped."""
+    logits = clipped(logits, clip)
+    log_total, scale = log_total[:, None], (objective_grad * (labels != PADDING))[:, None]
+
+    def of(part: Tensor, *targets: float) -> Tensor:
+        found = (part - log_total).exp_()
+        for target in targets:
+            found.sub_(target)
+        found = found.mul_(scale).to(part.dtype)
+        return found if clip is None else torch.ops.aten.hardtanh_backward(found, part, -clip, clip)
+
+    uniform, at_label = smoothing / logits.shape[-1], labels[:, None]
+    return of(logits, uniform).scatter_(-1, at_label, of(logits.gather(-1, at_label), uniform, 1 - smoothing))
 
 
 class _SmoothedSum(torch.autograd.Function):
@@ -51,27 +105,17 @@ class _SmoothedSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        log_total = wide.logsumexp(-1)
-        nll = log_total - wide.gather(-1, labels[..., None])[..., 0]
-        uniform_nll = log_total - wide.mean(-1)
-        scored = labels != PADDING
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, smoothing: float, clip: float | None
+    ) -> tuple[Tensor, Tensor]:
+        objective, metric, log_total = _sums(logits, labels, smoothing, clip)
         ctx.save_for_backward(logits, labels, log_total)
-        ctx.smoothing = smoothing
-        objective = torch.where(scored, torch.lerp(nll, uniform_nll, smoothing), 0).sum()
-        metric = torch.where(scored, nll, 0).sum()
+        ctx.smoothing, ctx.clip = smoothing, clip
         ctx.mark_non_differentiable(metric)
         return objective, metric
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, objective_grad: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        """d objective / d logit_v = softmax_v - e / V - (1 - e) [v is the label], and zero at padding."""
+    def backward(ctx: Any, objective_grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         logits, labels, log_total = ctx.saved_tensors
-        gradient = (logits - log_total[..., None]).exp_()
-        gradient.sub_(ctx.smoothing / logits.shape[-1])
-        label_grad = gradient.new_full((), ctx.smoothing - 1).expand_as(labels)[..., None]
-        gradient.scatter_add_(-1, labels[..., None], label_grad)
-        gradient.mul_((objective_grad * (labels != PADDING))[..., None])
-        return gradient.to(logits.dtype), None, None
+        return _gradient(logits, labels, ctx.smoothing, ctx.clip, log_total, objective_grad), None, None, None

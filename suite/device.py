@@ -10,15 +10,55 @@ take the same branches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+
+from suite.errors import PlacementError
+
+Result = TypeVar("Result")
 
 MULTIPLIES_BF16_INTO_FP32 = ("cuda", "xpu")
 """Kinds of devices where ``torch.mm`` and ``torch.addmm`` have ``out_dtype`` (torch 2.13). The CPU has no such product:
 fp32 factors take four times as long, and blocks that stay in the cache save nothing at 512 tokens and more."""
+
+
+COMPILES = ("cuda",)
+"""Kinds of devices for which torch's compiler makes kernels (Triton, by a C compiler with Python's headers)."""
+
+
+def one_kernel(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Returns a function of rows (N, ...) whose elementwise operations and sums are as few kernels as the compiler can
+    make of them, on devices for which it makes some; elsewhere, and for a single row, the function itself.
+
+    It is compiled once for any number of rows, while a stage warms up: kernels that are loaded later may wait for a
+    message that waits for them (``launch.worker.gpu_environment``).
+    """
+
+    @cache
+    def compiled() -> Callable[..., Result]:  # when it is needed: the compiler takes seconds to import
+        if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+            raise PlacementError("there is no C compiler, with which torch makes kernels; install gcc and python3-dev")
+        return torch.compile(function)
+
+    @wraps(function)
+    def call(rows: Tensor, *args: Any) -> Result:
+        if rows.device.type not in COMPILES or len(rows) == 1:
+            return function(rows, *args)
+        given = [arg.detach() if isinstance(arg, Tensor) else arg for arg in (rows, *args)]
+        for arg in given:
+            if isinstance(arg, Tensor) and arg.ndim:
+                torch._dynamo.mark_dynamic(arg, 0)
+        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+            return compiled()(*given)
+
+    return call
 
 
 @contextmanager

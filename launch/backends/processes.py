@@ -261,13 +261,13 @@ class ProcessLauncher:
 def run_worker(
     rank: int, world: int, rendezvous: str | Store, attempt: Attempt, device: int | None = None, node: str = ""
 ) -> None:
-    """Runs one worker of a job in this process, on GPU ``device`` (by default that of its rank) if the job uses GPUs.
+    """Runs one worker of a job in this process, on GPU ``device`` (by default ``shared_gpu``) if the job uses GPUs.
     The workers meet at a URL or in a store."""
     import torch.distributed as dist
     from tqdm import tqdm
 
     from experiments.registry import read_experiment_file
-    from launch.worker.distributed import init_process_group
+    from launch.worker.distributed import init_process_group, shared_gpu
     from launch.worker.gpu_debug import start_flight_recorder
     from launch.worker.run_plan import RunPlan
     from launch.worker.worker import train_stage
@@ -275,8 +275,9 @@ def run_worker(
     tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared between processes, and outlives a killed one
     experiment_file, plan_file = attempt.records
     experiment, plan = read_experiment_file(experiment_file), RunPlan.read(plan_file)
-    gpu = (rank if device is None else device) if attempt.use_gpu else None
+    gpu = None
     if attempt.use_gpu:
+        gpu = shared_gpu(rank, world) if device is None else device
         start_flight_recorder(attempt.run.gpu, attempt.number)
     init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=plan.timeout_s)
     train_stage(experiment, plan, attempt, rank, node)

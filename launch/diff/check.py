@@ -21,13 +21,12 @@ from rich.console import Console
 
 from experiments.base.hints import command
 from launch.backends.processes import run_processes
-from launch.backends.select import select_backend
 from launch.diff.command import compare_runs
 from launch.diff.compare import Comparison
 from launch.diff.layer_traits import LayerTraits, find_traits
 from launch.diff.short_training import ShortTraining
 from launch.runs.store import CACHE, RunFolder
-from suite.errors import PlanError, SettingError, SuiteError
+from suite.errors import PlanError, SuiteError
 from suite.settings import AUTO, PipelineSettings
 
 MICRO_BATCHES = 4
@@ -40,9 +39,6 @@ def check(training: ShortTraining, console: Console) -> bool:
     """Checks an experiment, and prints a line for each shape; returns whether all are the same training as plain
     PyTorch, at least up to rounding. Runs that are not are kept. Raises a SuiteError for any error that the user can
     fix, such as a layer that no pipeline can train."""
-    cluster = select_backend(training.launcher).cluster()
-    if cluster.kind == "gpu":
-        raise SettingError("plain PyTorch runs on CPUs; check the model there, with CUDA_VISIBLE_DEVICES=")
     requested, note = training.resolved()
     if note:
         console.print(note)
@@ -85,7 +81,7 @@ def _trait_lines(traits: LayerTraits) -> Iterator[str]:
 
 
 def _shapes(micro_batches: int, layers: int, depends_on_split: bool) -> Iterator[PipelineSettings]:
-    """Yields pipelines that train the same mini-batches. On CPUs they may have more workers than there are cores."""
+    """Yields pipelines that train the same mini-batches."""
     same = partial(PipelineSettings, micro_batches=micro_batches)
     yield same(stages=1, remat="never")
     if layers >= 2:

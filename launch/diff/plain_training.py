@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from launch.backends.processes import run_processes
 from launch.runs.store import CACHE, RunFolder
@@ -32,10 +33,10 @@ from suite.training.fingerprints import FingerprintFile
 from suite.training.update_rule import Key, learning_rate, make_optimizer, param_groups
 
 
-def train_plainly(chosen: Experiment, run: RunFolder) -> None:
-    """Trains all steps of a prepared experiment on this machine's CPU, with all micro-batches of its replicas, and
-    writes fingerprints to the run's folder. Raises SettingError for a run that starts from another one's weights, or
-    leaves the number of micro-batches to the plan."""
+def train_plainly(chosen: Experiment, run: RunFolder, machine: Cluster) -> None:
+    """Trains all steps of a prepared experiment on a GPU of this machine, or its CPU if it has none, with all
+    micro-batches of its replicas, and writes fingerprints to the run's folder. Raises SettingError for a run that
+    starts from another one's weights, or leaves the number of micro-batches to the plan."""
     if chosen.train.init_from is not None:
         raise SettingError("plain PyTorch starts from a seed; leave train.init_from out")
     total = chosen.pipeline.micro_batches * chosen.pipeline.replicas
@@ -43,12 +44,14 @@ def train_plainly(chosen: Experiment, run: RunFolder) -> None:
         raise SettingError("plain PyTorch has no plan; give pipeline.micro_batches as a number, for both")
     chosen = chosen.with_pipeline(PipelineSettings(stages=1, replicas=1, micro_batches=total))
     write_atomically(run.experiment, chosen.to_toml())
-    run_processes(_train, 1, chosen, chosen.data_folder(CACHE).resolve(), run.fingerprints)
+    run_processes(_train, 1, chosen, chosen.data_folder(CACHE).resolve(), run.fingerprints, machine)
 
 
-def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Path, folder: Path) -> None:
-    device = init_process_group(rank, world, rendezvous, 1)
-    layers, loss = build_layers(chosen, device)
+def _train(
+    rank: int, world: int, rendezvous: str, chosen: Experiment, data: Path, folder: Path, machine: Cluster
+) -> None:
+    device = init_process_group(rank, world, rendezvous, 1, 0 if machine.kind == "gpu" else None)
+    layers, loss = build_layers(chosen, device, machine.logits_bytes)
     copies = _copies(layers)
     optimizer = _optimizer(layers, copies, chosen)
     source = chosen.data_source(data, RankCoord(0, 1, 1))
@@ -63,7 +66,8 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
         for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
             add = partial(file.add_from_layer, i, device=device)
             with watch_tensors(dict(enumerate(layers)), loss, add):
-                objective = forward(layers, loss, inputs, targets, chosen, step, i)
+                here, wanted = (tuple(tensor.to(device) for tensor in tensors) for tensors in (inputs, targets))
+                objective = forward(layers, loss, here, wanted, chosen, step, i)
                 torch.autograd.backward(objective, torch.full_like(objective, 1 / batch.divisor))
         _sum_copies(layers, copies)
         for index, name, parameter in _trainable(layers):
@@ -82,10 +86,12 @@ def _train(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Pat
     dist.destroy_process_group()
 
 
-def build_layers(chosen: Experiment, device: torch.device) -> tuple[list[nn.Module], nn.Module]:
+def build_layers(
+    chosen: Experiment, device: torch.device, logits_bytes: int = CPU_LOGITS_BYTES
+) -> tuple[list[nn.Module], nn.Module]:
     """Returns all layers with their initial values, and the loss."""
     described, loss = chosen.build()
-    set_logits_bytes(described, CPU_LOGITS_BYTES)
+    set_logits_bytes(described, logits_bytes)
     seed = chosen.train.seed
     layers = [materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)]
     for first, *others in _copies(layers).values():
@@ -123,12 +129,13 @@ def forward(
     step: int,
     micro_batch: int,
 ) -> Tensor:
-    """Returns the objective of a micro-batch."""
+    """Returns the objective of a micro-batch, on the device of its tensors."""
+    device = tensors[0].device
     stash: dict[str, Tensor] = {}
     bf16 = chosen.optimizer.precision == "bf16"
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         for index, layer in enumerate(layers):
-            set_seed(layer_seed(chosen.train.seed, step, micro_batch, index), torch.device("cpu"))
+            set_seed(layer_seed(chosen.train.seed, step, micro_batch, index), device)
             inputs = (*tensors, *(stash.pop(name) for name in getattr(layer, "pops", ())))
             if index == len(layers) - 1:
                 return loss_of(layer, loss, inputs, targets)[0]

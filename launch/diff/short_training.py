@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rich.console import Console
 
+from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.registry import resolve
 from experiments.scaling.scale_choice import RequestedScale
-from launch.backends.select import select_backend
+from launch.backends.backend import Backend
 from launch.diff.plain_training import train_plainly
 from launch.runs.store import RunFolder, new_run
 from launch.train.command import prepare, run_experiment
+from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
+
+WORKERS = 4
+"""The most workers of a pipeline that ``gpipe check`` tries. They share the GPUs of a machine that has fewer."""
 
 FIXED = "train.validate_every=none tracking.wandb=disabled train.threads=1"
 """Settings of all runs. Products of matrices have other bits with another number of threads."""
@@ -26,7 +32,6 @@ class ShortTraining:
 
     name: str
     scale: RequestedScale
-    launcher: str
     steps: int
     settings: str
     """Of all runs; those of a pipeline come on top."""
@@ -34,20 +39,33 @@ class ShortTraining:
     def resolved(self, pipeline: str = "") -> tuple[Experiment, str]:
         """Returns the experiment, and what was shrunk. Raises SettingError for a wrong setting."""
         settings = f"{FIXED} {self.settings} {pipeline} train.steps={self.steps} train.fingerprint_steps={self.steps}"
-        return resolve(self.name, self.scale, select_backend(self.launcher).cluster(), settings)
+        return resolve(self.name, self.scale, shared_devices(), settings)
 
     def train(self, chosen: Experiment) -> RunFolder:
         """Trains it in its pipeline. Raises a SuiteError for any error that the user can fix."""
-        return run_experiment(chosen, partial(new_run, chosen.name), self.launcher, Console(quiet=True))
+        return run_experiment(chosen, partial(new_run, chosen.name), _SharingBackend(), Console(quiet=True))
 
     def prepared(self, chosen: Experiment, console: Console) -> Experiment:
         """Returns it with its data. Raises DataError when none is available."""
-        cluster = select_backend(self.launcher).cluster()
-        return prepare(with_available_precision(chosen, cluster, console.print), console)
+        return prepare(with_available_precision(chosen, shared_devices(), console.print), console)
 
     def train_plainly(self, chosen: Experiment) -> RunFolder:
         """Trains by plain PyTorch what its pipeline would train. Raises as ``train`` does."""
         prepared = self.prepared(chosen, Console(quiet=True))
         run = new_run(prepared.name)
-        train_plainly(prepared, run)
+        train_plainly(prepared, run, shared_devices())
         return run
+
+
+def shared_devices() -> Cluster:
+    """Returns this machine's devices, and a share of its GPUs for each of ``WORKERS`` if it has fewer."""
+    machine = this_machine()
+    if machine.kind == "cpu" or machine.devices >= WORKERS:
+        return machine  # cores are shared by any number of workers
+    each = math.ceil(WORKERS / machine.devices)
+    return replace(machine, devices=each * machine.devices, bytes_per_device=machine.bytes_per_device // each)
+
+
+class _SharingBackend(Backend):
+    def cluster(self) -> Cluster:
+        return shared_devices()

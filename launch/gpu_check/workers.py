@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from launch.gpu_check.work import model
-from launch.worker.distributed import init_process_group
+from launch.worker.distributed import init_process_group, shared_gpu
 from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from models import embedding
 from models.shape import TransformerShape
@@ -118,13 +117,8 @@ def _set_weights(start: Start, own: Mapping[str, Tensor]) -> None:
 def join(rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool) -> tuple[torch.device, RankCoord]:
     """Joins the others, and has this process compute as another device does, up to rounding: without TF32, whose
     factors have 10 mantissa bits, and with the CPU's position encodings, because the fp32 sines of two devices differ
-    by far more than fp64 products. More processes than GPUs share them: NCCL refuses two ranks of one node on a GPU, so
-    each claims to be a node of its own, and their messages pass the host's network."""
-    gpu = None
-    if use_gpu:
-        gpu = rank % torch.cuda.device_count()
-        if world > torch.cuda.device_count():
-            os.environ["NCCL_HOSTID"] = f"rank {rank}"
+    by far more than fp64 products."""
+    gpu = shared_gpu(rank, world) if use_gpu else None
     device = init_process_group(rank, world, rendezvous, 1, gpu, DEADLINE_S)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

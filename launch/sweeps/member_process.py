@@ -24,6 +24,7 @@ from rich.console import Console
 
 from experiments.registry import read_experiment
 from launch import interrupts
+from launch.backends.select import select_backend
 from launch.runs.checkpoints import checkpoint_location_of_run
 from launch.runs.store import RUNS, named_run, run_lock
 from launch.sweeps.member import MemberSpec, log_console, score, score_on_ray
@@ -58,7 +59,7 @@ def _train(spec: MemberSpec, console: Console) -> None:
             backup = folder.with_name(f"{folder.name}-set-aside-{time.strftime('%Y%m%d-%H%M%S')}")
             folder.rename(backup)
         console.print(f"it stopped before its first checkpoint: moved to {backup} and restarted")
-    run_experiment(read_experiment(spec.experiment), named_run(family, id), spec.launcher, console)
+    run_experiment(read_experiment(spec.experiment), named_run(family, id), select_backend(spec.launcher), console)
 
 
 class ProcessPool:

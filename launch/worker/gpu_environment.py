@@ -15,6 +15,9 @@ MOST_QUEUES = 32
 _ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """torch reads one of them."""
 
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+"""The variable with the number of processes that compile kernels for one process."""
+
 MODULE_LOADING = "CUDA_MODULE_LOADING"
 """The variable that says when CUDA loads kernels."""
 
@@ -25,8 +28,9 @@ def gpu_environment() -> dict[str, str]:
     All kernels are loaded at the start, because one that is loaded at its first launch may wait for a receive that
     waits for it. Each stream gets a hardware queue. ``expandable_segments`` lets torch's allocator grow a segment
     instead of starting another: packed text has about a dozen shapes, and fixed segments for each would leave gaps.
+    A worker compiles its two kernels itself (``suite.device.one_kernel``): other processes would take longer to start.
     """
-    chosen = {MODULE_LOADING: "EAGER", QUEUES: str(MOST_QUEUES)}
+    chosen = {MODULE_LOADING: "EAGER", QUEUES: str(MOST_QUEUES), COMPILE_THREADS: "1"}
     if not any(name in os.environ for name in _ALLOCATOR_NAMES):
         chosen["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     return {name: value for name, value in chosen.items() if name not in os.environ}

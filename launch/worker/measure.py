@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.base.workload import Measurable
-from launch.worker.distributed import busy_link, init_process_group, one_way_s
+from launch.worker.distributed import busy_link, init_process_group, one_way_s, shared_gpu
 from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.log_file import log_to
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
@@ -57,7 +58,7 @@ def measure_layers(
     log_to(log_file)
     load = os.getloadavg()[0]
     keep_freed_memory()  # as a run's workers do
-    device = init_process_group(rank, world, rendezvous, threads, rank if use_gpu else None)
+    device = init_process_group(rank, world, rendezvous, threads, shared_gpu(rank, world) if use_gpu else None)
     sample = workload.sample()
     anonymous_bytes = _resident_bytes("RssAnon")  # with the open data, which a run's workers have too
     layers, loss = workload.build()
@@ -80,17 +81,17 @@ def measure_layers(
         majority,
     )
     computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)
-    process_bytes = _process_bytes(device, anonymous_bytes)
+    process_bytes = _process_bytes(device, anonymous_bytes, world)
     size = max(1, max(cost.boundary_bytes for cost in costs))
     link = measure_link(rank, size, device, computes) if world > 1 else Link()
     dist.destroy_process_group()
     return LayerMeasurements(tuple(costs), link, process_bytes, load)
 
 
-def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
+def _process_bytes(device: torch.device, anonymous_bytes: int, world: int) -> int:
     """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none. On a GPU that
     includes the workspaces of libraries such as cuBLAS, the only tensors left here; there is no NCCL communicator yet,
-    which a plan adds (``suite.pipeline.planning.communicators``).
+    which a plan adds (``suite.pipeline.planning.communicators``). Processes that share a GPU take equal parts of it.
 
     On the host these are ``anonymous_bytes``, counted before there were tensors, and the pages of files: those of the
     libraries' code become resident only when it runs.
@@ -99,7 +100,8 @@ def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
         gc.collect()
         free, total = module_of(device).mem_get_info(device)
         unused = module_of(device).memory_reserved(device) - module_of(device).memory_allocated(device)
-        return max(0, int(total - free - unused))
+        sharing = math.ceil(world / module_of(device).device_count())
+        return max(0, int((total - free) // sharing - unused))
     return anonymous_bytes + _resident_bytes("RssFile") + _resident_bytes("RssShmem")
 
 
@@ -171,7 +173,7 @@ def measure_peak_bytes(rank: int, world: int, rendezvous: str, pipeline: Measure
 
 def _join(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) -> torch.device:
     keep_freed_memory()  # as a run's workers do
-    return init_process_group(rank, world, rendezvous, 1, rank if pipeline.use_gpu else None)
+    return init_process_group(rank, world, rendezvous, 1, shared_gpu(rank, world) if pipeline.use_gpu else None)
 
 
 def _run_steps(device: torch.device, pipeline: MeasuredPipeline, steps: int = 0, update: bool = True) -> Steps:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suite.device import is_host
+
 BETA2_DECAY = -0.8
 LEAST_SCALE = 1e-3
 """The authors' numbers, and torch's defaults."""
@@ -115,8 +117,11 @@ def _batch(tensors: Sequence[Tensor]) -> Tensor:
 def _sum(values: Tensor, dim: int) -> Tensor:
     """Returns the sums over a dimension, which is kept with size 1, and overwrites ``values``.
 
-    The last half is added to the first until one is left. So the order depends on the size of the dimension alone.
+    The last half is added to the first until one is left. So the order depends on the size of the dimension alone. On a
+    device that is not the host, torch's order depends on the shape alone, which a parameter that is alone always has.
     """
+    if len(values) == 1 and not is_host(values.device):
+        return values.sum(dim, keepdim=True)
     while (size := values.size(dim)) > 1:
         half = size // 2
         values.narrow(dim, 0, half).add_(values.narrow(dim, size - half, half))

@@ -153,17 +153,17 @@ MUTATIONS = (
         TEXT,
     ),
     Mutation(
-        "the labels' gradient on the CPU",
+        "the objective's gradient is read to the host",
         LOSS,
-        "gradient.new_full((), ctx.smoothing - 1)",
-        "torch.full((), ctx.smoothing - 1)",
+        "(objective_grad * (labels != PADDING))",
+        "(objective_grad.item() * (labels != PADDING))",
         TEXT,
     ),
     Mutation(
         "gradients of chunks are added on the CPU",
         "models/chunked_loss.py",
-        "sums = torch.zeros_like(weight), ",
-        "sums = torch.zeros(weight.shape), ",
+        "weight_grad, bias_grad = torch.zeros_like(weight), ",
+        "weight_grad, bias_grad = torch.zeros(weight.shape), ",
         "chunked loss in fp32",
     ),
     Mutation(

@@ -5,7 +5,9 @@ import re
 import pytest
 from torch import nn
 
+from experiments.base.cluster import Cluster
 from launch.diff import check as checking
+from launch.diff import short_training
 from suite.settings import PipelineSettings
 from tests.launch.command_line import call, refusal
 from tests.launch.diff.test_diff import Remembers, spec
@@ -70,3 +72,14 @@ def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, m
 def test_what_no_pipeline_can_train_is_refused(tmp_path, name, parts):
     found = refusal("check", name, folder=tmp_path)
     assert all(part in found for part in parts), found
+
+
+@pytest.mark.parametrize(("gpus", "devices", "gib"), [(1, 4, 20), (2, 4, 40), (3, 6, 40), (8, 8, 80)])
+def test_the_workers_of_a_check_share_gpus_of_which_there_are_fewer(monkeypatch, gpus, devices, gib):
+    monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(gpus, 80 << 30, "gpu"))
+    assert short_training.shared_devices() == Cluster(devices, gib << 30, "gpu")
+
+
+def test_cores_are_shared_as_ever(monkeypatch):
+    monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(2, 8 << 30, "cpu"))
+    assert short_training.shared_devices() == Cluster(2, 8 << 30, "cpu")

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from launch.worker.distributed import init_process_group
+from launch.worker.distributed import init_process_group, shared_gpu
 from launch.worker.gpu_environment import QUEUES, check_module_loading, check_queues, gpu_environment
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
@@ -154,3 +154,13 @@ def test_a_gpu_attends_with_a_kernel_that_is_ready_for_any_shape(monkeypatch):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def test_more_processes_than_gpus_share_them_each_as_if_on_a_node_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("NCCL_HOSTID", "")
+    monkeypatch.delenv("NCCL_HOSTID")
+    assert [shared_gpu(rank, 2) for rank in range(2)] == [0, 1]
+    assert "NCCL_HOSTID" not in os.environ
+    found = [(shared_gpu(rank, 4), os.environ["NCCL_HOSTID"]) for rank in range(4)]
+    assert found == [(0, "rank 0"), (1, "rank 1"), (0, "rank 2"), (1, "rank 3")]
