@@ -104,19 +104,28 @@ def diff(
     b: Annotated[str, typer.Option("--b", help='settings, such as "pipeline.stages=2 pipeline.schedule=1f1b"')] = "",
     settings: SetOption = "",
     run: Annotated[
-        list[str], typer.Option(help="two runs with fingerprints instead, given twice or with a blank between them")
+        list[str],
+        typer.Option(
+            help="instead: two runs with fingerprints, given twice or with a blank between them; or one, to train its "
+            "last steps again"
+        ),
     ] = [],  # noqa: B006  # typer copies it
     steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
     scale: ScaleOption = "auto",
 ) -> None:
-    """Find the first tensor by which two settings of an experiment differ, or two runs; exit code 1 if rounding does
-    not explain it."""
+    """Find the first tensor by which two settings of an experiment differ, or two runs; or whether a run's last steps
+    still have the same bits. Exit code 1 if they differ by more than rounding, or in a bit."""
     from launch.diff.command import diff_runs, diff_settings
+    from launch.diff.repeat import repeat
     from launch.diff.short_training import ShortTraining
 
     runs = " ".join(run).split()
     if bool(name) == bool(runs) or (runs and (a or b or settings)):
-        raise SettingError("give an experiment with --a and --b, or two runs with --run")
+        raise SettingError("give an experiment with --a and --b, or one or two runs with --run")
+    if len(runs) == 1:
+        if not repeat(runs[0], steps, console):
+            raise typer.Exit(1)
+        return
     training = ShortTraining(name, scale, steps, settings)
     found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
     if not found.is_explained:
@@ -138,4 +147,28 @@ def check(
         raise typer.Exit(1)
 
 
-COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check)
+def replay(
+    run: str,
+    action: Annotated[str, typer.Option(help="such as B3: F forward, R recompute, B or I backward of micro-batch 3")],
+    step: Annotated[int, typer.Option(help="counted from 1; a checkpoint of the step before must exist")],
+    stage: Annotated[int, typer.Option(help="counted from 0")] = 0,
+    replica: Annotated[int, typer.Option(help="counted from 0")] = 0,
+    pdb: Annotated[bool, typer.Option("--pdb", help="stop in Python's debugger before the action")] = False,
+    save: Annotated[str, typer.Option(help="a file for the tensors")] = "",
+) -> None:
+    """Run one action of a run again, alone: its tensors, and whether they are what the run recorded; exit code 1 if
+    not."""
+    import pdb as debugger
+    from pathlib import Path
+
+    from launch.diff.replay import ReplayedAction
+    from launch.diff.replay import replay as replay_action
+    from suite.pipeline.schedule.action import Action
+
+    asked = ReplayedAction(step, replica, stage, Action.parse(action))
+    stop = debugger.set_trace if pdb else None
+    if not replay_action(run, asked, stop, Path(save) if save else None, console):
+        raise typer.Exit(1)
+
+
+COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check, replay)

@@ -68,7 +68,7 @@ def _train(
             with watch_tensors(dict(enumerate(layers)), loss, add):
                 here, wanted = (tuple(tensor.to(device) for tensor in tensors) for tensors in (inputs, targets))
                 objective = forward(layers, loss, here, wanted, chosen, step, i)
-                torch.autograd.backward(objective, torch.full_like(objective, 1 / batch.divisor))
+                backward(objective, batch.divisor)
         _sum_copies(layers, copies)
         for index, name, parameter in _trainable(layers):
             if parameter.grad is None:
@@ -146,6 +146,11 @@ def forward(
             stash.update(zip(names, outputs[len(outputs) - len(names) :], strict=True))
             tensors = outputs[: len(outputs) - len(names)]
     raise AssertionError("a model has layers")
+
+
+def backward(objective: Tensor, divisor: float) -> None:
+    """Adds the gradients of a micro-batch's share of the mean."""
+    torch.autograd.backward(objective, torch.full_like(objective, 1 / divisor))
 
 
 def _add_parameters(file: FingerprintFile, which: str, layers: Sequence[nn.Module]) -> None:

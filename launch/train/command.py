@@ -107,12 +107,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     backend = select_backend(launcher)
     backend.check_workers(chosen)
     as_planned = _with_planned_schedule(run, before, chosen)
-    prepared = chosen.prepare_data(CACHE, console.print)
-    if prepared != chosen.data:
-        raise DataError(
-            f"run {run.path} was trained on {chosen.data}, which is not available now; it cannot resume on "
-            f"{prepared}. Restore the cache or the network and resume again"
-        )
+    prepare_same(run, chosen, console)
     session = Session(backend, console, resumes=True)
     planned = session.plan(as_planned, settings)
     pipeline = chosen.pipeline.model_copy(update={"micro_batches": planned.experiment.pipeline.micro_batches})
@@ -152,11 +147,26 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
     plan = read_json(run.plan_record) or {}
     if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
         return chosen
+    return chosen.with_pipeline(chosen.pipeline.model_copy(update=planned_schedule(plan)))
+
+
+def prepare_same(run: RunFolder, chosen: Experiment, console: Console) -> None:
+    """Prepares a run's data once more. Raises DataError when they are not available now."""
+    prepared = chosen.prepare_data(CACHE, console.print)
+    if prepared != chosen.data:
+        raise DataError(
+            f"run {run.path} was trained on {chosen.data}, which is not available now, and cannot go on with "
+            f"{prepared}; restore the cache or the network, and run the command again"
+        )
+
+
+def planned_schedule(plan: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings of the schedule that a run's first plan chose."""
     config = plan["schedule_config"]
     schedule = {"schedule": config["schedule"], "virtual_stages": config["virtual_stages"]}
     if config["schedule"] == "search":  # it was found for these cells
         schedule |= {"schedule_rows": tuple(config["rows"]), "layers_per_cell": tuple(plan["cells"])}
-    return chosen.model_copy(update={"pipeline": chosen.pipeline.model_copy(update=schedule)})
+    return schedule
 
 
 def prepare(chosen: Experiment, console: Console) -> Experiment:

@@ -104,9 +104,9 @@ class FingerprintFile:
     def add_from_layer(
         self, micro_batch: int, place: Place, tensor: Tensor, device: torch.device, prefix: str = ""
     ) -> None:
-        """Adds what ``watch_tensors`` has seen, and with the first output the state of the random numbers. Parts of a
-        loss are left out: their number depends on the memory."""
-        if place.what.startswith("loss part"):
+        """Adds what ``watch_tensors`` has seen, and with the first output the state of the random numbers. A loss of
+        parts is left out: their number, and so its rounding, depends on the memory."""
+        if place.what.startswith("loss of parts"):
             return
         self.add(micro_batch, place.layer, prefix + place.what, tensor)
         if place.what == "output 0":

@@ -14,6 +14,7 @@ from models.chunked_loss import (
 )
 from models.loss import TranslationLoss
 from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.runtime.layer_hooks import watch_tensors
 
 WORDS, WIDTH = 13, 6
 SHAPE = transformer.TransformerShape(layers=1, width=8, feed_forward=8, heads=1, vocabulary=WORDS)
@@ -94,6 +95,18 @@ def test_an_accelerator_computes_larger_logits_at_once_and_a_cpu_does_not():
     assert positions > rows_at_once(64_000, positions)
     assert positions <= rows_at_once(64_000, positions, accelerator_logits_bytes(79 * 2**30))
     assert accelerator_logits_bytes(2**30) == CPU_LOGITS_BYTES
+
+
+@pytest.mark.parametrize("logits_bytes", [CPU_LOGITS_BYTES, 4 * WORDS * 2])
+def test_a_loss_of_parts_is_watched_as_a_whole(logits_bytes):
+    """A number that is not finite there is found whether there are parts or not."""
+    head, seen = transformer.Head(SHAPE), []
+    set_logits_bytes([head], logits_bytes)
+    states, labels = torch.randn(2, 3, 8, requires_grad=True), torch.randint(1, WORDS, (2, 3))
+    with watch_tensors({4: head}, loss := TranslationLoss(0.1), lambda *one: seen.append(one)):
+        found = head.score(loss, (states,), (labels,))
+    assert [place.what for place, _ in seen] == ["loss of parts 0", "loss of parts 1"]
+    assert all(torch.equal(tensor, own) for (_, tensor), own in zip(seen, found, strict=True))
 
 
 @pytest.mark.parametrize("head", [transformer.Head(SHAPE), language_model.Head(LM_SHAPE)], ids=["translation", "lm"])

@@ -28,7 +28,8 @@ class Place:
     layer: int
     layer_type: str
     what: str
-    """Such as "output 0", "gradient of weight", "loss 0", or "loss part 0" where ``score`` computes it in parts."""
+    """Such as "output 0", "gradient of weight", "loss 0", or "loss of parts 0" where ``score`` computes it, in parts
+    whose number depends on the memory."""
 
     @property
     def is_backward(self) -> bool:
@@ -57,15 +58,14 @@ def _install_hooks(
         hooked = partial(_with_hooks, index, name, watch)
         yield layer.register_forward_pre_hook(hooked, prepend=True).remove
         if loss is not None and index == max(layers) and hasattr(layer, "score"):
-            yield _hook_score(layer, partial(hooked, layer))
+            yield _hook_score(layer, partial(hooked, layer), _on_outputs(index, name, "loss of parts", watch))
         yield layer.register_forward_hook(_on_outputs(index, name, "output", watch)).remove
         for part, parameter in layer.named_parameters():
             if parameter.requires_grad:  # a frozen one gets no gradient
                 yield parameter.register_hook(_on_gradient(Place(index, name, f"gradient of {part}"), watch)).remove
-    if loss is not None:
-        last, layer = list(layers.items())[-1]
-        what = "loss part" if hasattr(layer, "score") else "loss"
-        yield loss.register_forward_hook(_on_outputs(last, type(layer).__name__, what, watch)).remove
+    last, layer = list(layers.items())[-1]
+    if loss is not None and not hasattr(layer, "score"):
+        yield loss.register_forward_hook(_on_outputs(last, type(layer).__name__, "loss", watch)).remove
 
 
 def _with_hooks(index: int, name: str, watch: Watch, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -79,10 +79,21 @@ def _with_hooks(index: int, name: str, watch: Watch, layer: nn.Module, inputs: t
     return tuple(views)
 
 
-def _hook_score(layer: nn.Module, hooked: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Callable[[], object]:
-    """Passes a last layer's ``score``, which replaces its ``forward``, inputs with hooks; returns how to undo it."""
+def _hook_score(
+    layer: nn.Module,
+    hooked: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+    on_outputs: Callable[[nn.Module, Any, Any], None],
+) -> Callable[[], object]:
+    """Passes a last layer's ``score``, which replaces its ``forward``, inputs with hooks, and its results on; returns
+    how to undo it."""
     score = cast(Callable[..., Any], layer.score)
-    layer.__dict__["score"] = lambda loss, inputs, targets: score(loss, hooked(inputs), targets)
+
+    def hooked_score(loss: nn.Module, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> Any:
+        results = score(loss, hooked(inputs), targets)
+        on_outputs(layer, inputs, results)
+        return results
+
+    layer.__dict__["score"] = hooked_score
     return lambda: layer.__dict__.pop("score")
 
 

@@ -76,10 +76,10 @@ def test_a_layer_that_remembers_calls_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ["give an experiment with --a and --b, or two runs with --run"]),
-        (("t12_400m", "--run", "one two"), ["give an experiment with --a and --b, or two runs with --run"]),
-        (("--run", "one two", "--a", "train.seed=1"), ["give an experiment with --a and --b, or two runs"]),
-        (("--run", "one"), ["1 runs are given; give two"]),
+        ((), ["give an experiment with --a and --b, or one or two runs with --run"]),
+        (("t12_400m", "--run", "one two"), ["give an experiment with --a and --b, or one or two runs with --run"]),
+        (("--run", "one two", "--a", "train.seed=1"), ["give an experiment with --a and --b, or one or two runs"]),
+        (("--run", "one two three"), ["3 runs are given; give one or two"]),
         (
             ("t12_400m", "--a", "plain", "--b", "plain"),
             ["both are plain PyTorch; give one of them"],
