@@ -9,7 +9,8 @@
 # runs on cores; the wheels are what makes it large (about 10 GB).
 FROM python:3.11-slim-bookworm
 
-# gcc and libc6-dev: torch compiles kernels for GPUs with them. wget: KubeRay's probes call it inside the container for some versions of Ray and of the operator; without it pods
+# gcc and libc6-dev: torch compiles kernels for GPUs with them.
+# wget: KubeRay's probes call it inside the container for some versions of Ray and of the operator; without it pods
 #   are never ready. ssh and rsync: with `ray up` the head starts the other nodes from inside its container.
 # hadolint ignore=DL3008
 RUN apt-get update \

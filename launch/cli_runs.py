@@ -149,16 +149,21 @@ def check(
 
 def replay(
     run: str,
-    action: Annotated[str, typer.Option(help="such as B3: F forward, R recompute, B or I backward of micro-batch 3")],
+    action: Annotated[
+        str, typer.Option(help="such as B3, or B3.1 in a stage's second cell (suite/pipeline/schedule/action.py)")
+    ],
     step: Annotated[int, typer.Option(help="counted from 1; a checkpoint of the step before must exist")],
     stage: Annotated[int, typer.Option(help="counted from 0")] = 0,
     replica: Annotated[int, typer.Option(help="counted from 0")] = 0,
-    pdb: Annotated[bool, typer.Option("--pdb", help="stop in Python's debugger before the action")] = False,
+    pdb: Annotated[
+        bool, typer.Option("--pdb", help="stop in Python's debugger before the layers, and before a backward")
+    ] = False,
     save: Annotated[str, typer.Option(help="a file for the tensors")] = "",
 ) -> None:
     """Run one action of a run again, alone: its tensors, and whether they are what the run recorded; exit code 1 if
     not."""
     import pdb as debugger
+    from bdb import BdbQuit
     from pathlib import Path
 
     from launch.diff.replay import ReplayedAction
@@ -167,7 +172,11 @@ def replay(
 
     asked = ReplayedAction(step, replica, stage, Action.parse(action))
     stop = debugger.set_trace if pdb else None
-    if not replay_action(run, asked, stop, Path(save) if save else None, console):
+    try:
+        is_same = replay_action(run, asked, stop, Path(save) if save else None, console)
+    except BdbQuit:  # of a user who has seen enough
+        is_same = False
+    if not is_same:
         raise typer.Exit(1)
 
 

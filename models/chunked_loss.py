@@ -1,6 +1,6 @@
 """Computes the softmax projection and its loss in chunks of positions, so that large logits are never materialized.
 
-    y (positions, width) --chunk--> logits (chunk, vocabulary) --> losses, summed     saved for the backward: only y
+    y (positions, width) --chunk--> logits (chunk, vocabulary) --> losses, summed     saved: y, the sum of each row
                                                                                       backward: recompute each chunk
 
 The logits of 4096 positions over 64,000 words take 1 GiB in fp32, and so does their gradient; the layers of a

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -43,8 +46,13 @@ def one_kernel(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @cache
     def compiled() -> Callable[..., Result]:  # when it is needed: the compiler takes seconds to import
-        if not any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
-            raise PlacementError("there is no C compiler, with which torch makes kernels; install gcc and python3-dev")
+        compilers = filter(None, (os.environ.get("CC"), "gcc", "clang"))
+        headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+        if not any(map(shutil.which, compilers)) or not headers.exists():
+            raise PlacementError(
+                f"{socket.gethostname()} has no C compiler, or not {headers}, with which torch makes kernels; install "
+                "gcc and python3-dev"
+            )
         return torch.compile(function)
 
     @wraps(function)

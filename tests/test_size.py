@@ -11,11 +11,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1461,
+    "launch": 1470,
     "launch/backends": 1785,
     "launch/benchmarks": 785,
     "launch/diagnostics": 1365,
-    "launch/diff": 1268,
+    "launch/diff": 1367,
     "launch/gpu_check": 680,
     "launch/inference": 1260,
     "launch/jobs": 1480,
@@ -42,7 +42,7 @@ BUDGETS = {
     "experiments/tables": 855,
     "experiments/translation": 475,
     "models": 1290,
-    "suite": 837,
+    "suite": 845,
     "suite/data": 3670,
     "suite/decoding": 500,
     "suite/evaluation": 475,
@@ -50,7 +50,7 @@ BUDGETS = {
     "suite/pipeline/planning": 4080,
     "suite/pipeline/runtime": 2781,
     "suite/pipeline/schedule": 1690,
-    "suite/training": 3975,
+    "suite/training": 3984,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

@@ -8,7 +8,7 @@ Seeds, the order of sums over tied copies, and the norm that clips are as docume
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +20,24 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from launch.backends.processes import run_processes
 from launch.runs.store import CACHE, RunFolder
+from launch.worker.devices import this_machine
 from launch.worker.distributed import init_process_group
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
-from suite.errors import SettingError
+from suite.errors import PlacementError, SettingError
 from suite.paths import write_atomically
-from suite.pipeline.model.layers import as_tuple, distinct_parameters, loss_of, materialize, ties_of
+from suite.pipeline.model.layers import (
+    Tensors,
+    as_tuple,
+    count_parameters,
+    distinct_parameters,
+    loss_of,
+    materialize,
+    ties_of,
+)
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.runtime.layer_hooks import watch_tensors
 from suite.settings import AUTO, PipelineSettings
 from suite.training.fingerprints import FingerprintFile
@@ -45,6 +56,21 @@ def train_plainly(chosen: Experiment, run: RunFolder, machine: Cluster) -> None:
     chosen = chosen.with_pipeline(PipelineSettings(stages=1, replicas=1, micro_batches=total))
     write_atomically(run.experiment, chosen.to_toml())
     run_processes(_train, 1, chosen, chosen.data_folder(CACHE).resolve(), run.fingerprints, machine)
+
+
+def check_fits(chosen: Experiment) -> None:
+    """Raises PlacementError when the whole model is too large for one process on this machine: for a GPU, or for all
+    its memory if it has none."""
+    machine, layers = this_machine(), chosen.build()[0]
+    available = machine.bytes_per_device * (1 if machine.kind == "gpu" else machine.devices)
+    parameters = count_parameters(layers)
+    needed = parameters * bytes_per_parameter(chosen.optimizer, replicas=1)
+    if needed > available:
+        raise PlacementError(
+            f"plain PyTorch trains in one process, where {parameters:,} parameters with gradients and optimizer take "
+            f"{needed / GIB:.1f} GiB and there are {available / GIB:.1f}; use a machine with more memory, or compare "
+            "a model with fewer layers"
+        )
 
 
 def _train(
@@ -128,8 +154,10 @@ def forward(
     chosen: Experiment,
     step: int,
     micro_batch: int,
+    before: Callable[[int, nn.Module, Tensors], None] = lambda *_: None,
 ) -> Tensor:
-    """Returns the objective of a micro-batch, on the device of its tensors."""
+    """Returns the objective of a micro-batch, on the device of its tensors. Calls ``before`` with the index of each
+    layer, the layer and its inputs, before it runs."""
     device = tensors[0].device
     stash: dict[str, Tensor] = {}
     bf16 = chosen.optimizer.precision == "bf16"
@@ -137,6 +165,7 @@ def forward(
         for index, layer in enumerate(layers):
             set_seed(layer_seed(chosen.train.seed, step, micro_batch, index), device)
             inputs = (*tensors, *(stash.pop(name) for name in getattr(layer, "pops", ())))
+            before(index, layer, inputs)
             if index == len(layers) - 1:
                 return loss_of(layer, loss, inputs, targets)[0]
             outputs = as_tuple(layer(*inputs))

@@ -7,14 +7,18 @@ again    its copy             -> S + 1, S + 2             the same, to the last 
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
+from typing import Any
 
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
+from launch.diff.replay import read_plan
 from launch.runs.checkpoints import checkpoints_to_use, note_published
 from launch.runs.store import RunFolder, find_run, new_run
 from launch.train.command import planned_schedule, resume
+from launch.worker.run_plan import RunPlan
 from suite.errors import CheckpointError, SettingError
 from suite.paths import read_json, write_atomically
 from suite.training.checkpoint import Checkpoint, Storage
@@ -33,29 +37,46 @@ def repeat(name: str, steps: int, console: Console) -> bool:
     run = find_run(name)
     before = read_experiment_file(run.experiment)
     then = {line["step"]: line for line in every_step(run.metrics)}
+    if before.optimizer.lr_decay == "wsd":
+        raise SettingError("optimizer.lr_decay is wsd, whose rates need all steps of the run; it cannot be repeated")
     checkpoint = _followed_by_a_step(checkpoints_to_use(run, before, "latest", console.print), set(then))
     last = max(step for step in range(checkpoint.step + 1, checkpoint.step + steps + 1) if step in then)
-    again = _copy(run, before, checkpoint, last)
+    plan = read_plan(run)
     console.print(f"steps {checkpoint.step + 1} to {last} of {run.path} again, from {checkpoint}")
-    resume(str(again.path), "", "local", Console(quiet=True))
+    again = new_run(before.name)
+    try:
+        _copy(again, run, before, checkpoint, last, plan)
+        resume(str(again.path), "", "local", Console(quiet=True))
+        now = {line["step"]: line for line in every_step(again.metrics)}
+    except BaseException:
+        _remove(again)
+        raise
     differing = 0
-    for line in every_step(again.metrics):
-        own, other = ({key: one.get(key) for key in COMPARED} for one in (then[line["step"]], line))
+    for step in range(checkpoint.step + 1, last + 1):
+        own, other = (_values(lines[step]) for lines in (then, now))
         differing += own != other
-        values = ", ".join(f"{what} {own[key]!r}" for key, what in COMPARED.items())
-        if own == other:
-            console.print(f"  step {line['step']}: {values}: the same to the last bit")
-        else:
-            now = ", ".join(f"{what} {other[key]!r}" for key, what in COMPARED.items())
-            console.print(f"  step {line['step']}: {values}; DIFFERS now: {now}")
+        same = "the same" if own == other else f"DIFFERS now: {other}"
+        console.print(f"  step {step}: {own}; {same}")
     if differing:
         console.print(
             "other threads, another processor or other versions explain this; else the machine computes wrongly"
         )
         console.print(f"now or did so then. The copy: {again.path}")
         return False
-    shutil.rmtree(again.path)
+    _remove(again)
     return True
+
+
+def _values(line: dict[str, Any]) -> str:
+    """Returns what is compared of a step, to the last digit; what is not finite is recorded as null."""
+    values = {what: line[key] for key, what in COMPARED.items()}
+    return ", ".join(f"{what} {'not finite' if value is None else repr(value)}" for what, value in values.items())
+
+
+def _remove(run: RunFolder) -> None:
+    shutil.rmtree(run.path)
+    with suppress(OSError):  # other runs are in it
+        run.path.parent.rmdir()
 
 
 def _followed_by_a_step(checkpoints: list[Checkpoint], steps: set[int]) -> Checkpoint:
@@ -67,18 +88,20 @@ def _followed_by_a_step(checkpoints: list[Checkpoint], steps: set[int]) -> Check
     raise CheckpointError(f"the run has checkpoints of steps {found} and recorded no step behind one of them")
 
 
-def _copy(run: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: int) -> RunFolder:
-    """Returns a new run with a copy of the checkpoint, that ends after ``steps`` steps."""
-    again = new_run(before.name)
+def _copy(
+    again: RunFolder, run: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: int, plan: RunPlan
+) -> None:
+    """Makes a new run one that has the checkpoint, and ends after ``steps`` steps."""
     source, target = checkpoint.storage, Storage(again.checkpoints)
     for name in sorted(source.names(checkpoint.folder), key=lambda name: name == "manifest.json"):
         path = f"{checkpoint.folder}/{name}"
         target.write(path, source.read(path, source.size(path)))
     note_published(again, checkpoint.step)
-    plan = read_json(run.plan_record) or {}
     # with replicas, the rounding of the norm depends on which layers share a stage
-    pipeline = planned_schedule(plan) | {"layers_per_cell": tuple(plan["cells"])}
-    train = {"steps": steps, "checkpoint_dir": None, "validate_every": None, "fingerprint_steps": 0}
+    pipeline = planned_schedule(read_json(run.plan_record) or {}) | {"layers_per_cell": plan.cells}
+    train = {"steps": steps, "fingerprint_steps": 0} | dict.fromkeys(
+        ("checkpoint_dir", "validate_every", "profile_steps", "patience")
+    )
     changed = before.model_copy(
         update={
             "pipeline": before.pipeline.model_copy(update=pipeline),
@@ -87,4 +110,3 @@ def _copy(run: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: int
         }
     )
     write_atomically(again.experiment, changed.to_toml())
-    return again

@@ -13,7 +13,7 @@ from experiments.base.experiment import Experiment
 from experiments.registry import resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
-from launch.diff.plain_training import train_plainly
+from launch.diff.plain_training import check_fits, train_plainly
 from launch.runs.store import RunFolder, new_run
 from launch.train.command import prepare, run_experiment
 from launch.worker.devices import this_machine
@@ -46,7 +46,9 @@ class ShortTraining:
         return run_experiment(chosen, partial(new_run, chosen.name), _SharingBackend(), Console(quiet=True))
 
     def prepared(self, chosen: Experiment, console: Console) -> Experiment:
-        """Returns it with its data. Raises DataError when none is available."""
+        """Returns it with its data, for plain PyTorch. Raises DataError when none is available, PlacementError when the
+        model is too large."""
+        check_fits(chosen)
         return prepare(with_available_precision(chosen, shared_devices(), console.print), console)
 
     def train_plainly(self, chosen: Experiment) -> RunFolder:
@@ -63,7 +65,12 @@ def shared_devices() -> Cluster:
     if machine.kind == "cpu" or machine.devices >= WORKERS:
         return machine  # cores are shared by any number of workers
     each = math.ceil(WORKERS / machine.devices)
-    return replace(machine, devices=each * machine.devices, bytes_per_device=machine.bytes_per_device // each)
+    return replace(
+        machine,
+        devices=each * machine.devices,
+        bytes_per_device=machine.bytes_per_device // each,
+        name=f"{machine.name} shared by {each}",  # whose costs no other run may take
+    )
 
 
 class _SharingBackend(Backend):

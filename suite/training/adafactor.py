@@ -93,9 +93,10 @@ class Adafactor(torch.optim.Optimizer):
             return _batch(of_each)
 
         if len(shape) > 1:
-            rows = moments("row_var", _sum(gradients * gradients, -1) / shape[-1])
-            columns = moments("col_var", _sum(gradients * gradients, -2) / shape[-2])
-            mean = (_sum(rows.clone(), -2) / shape[-2]).clamp_(min=least)
+            total = _sum_alone if _is_alone(parameters[0]) else _sum
+            rows = moments("row_var", total(gradients * gradients, -1) / shape[-1])
+            columns = moments("col_var", total(gradients * gradients, -2) / shape[-2])
+            mean = (total(rows.clone(), -2) / shape[-2]).clamp_(min=least)
             roots = (rows / mean).sqrt_() * columns.sqrt()  # of few values first, not of their product
         else:
             roots = moments("variance", gradients * gradients).sqrt()
@@ -109,21 +110,29 @@ def _most_in_a_batch(parameter: Tensor) -> int:
     return max(1, BATCH_BYTES // max(1, parameter.nbytes))
 
 
+def _is_alone(parameter: Tensor) -> bool:
+    """Whether its size keeps a parameter from sharing a batch with any other."""
+    return _most_in_a_batch(parameter) == 1
+
+
 def _batch(tensors: Sequence[Tensor]) -> Tensor:
     """Returns the tensors as one with their number as its first size: a copy, but for one that is too large for two."""
-    return tensors[0].unsqueeze(0) if _most_in_a_batch(tensors[0]) == 1 else torch.stack(list(tensors))
+    return tensors[0].unsqueeze(0) if _is_alone(tensors[0]) else torch.stack(list(tensors))
 
 
 def _sum(values: Tensor, dim: int) -> Tensor:
     """Returns the sums over a dimension, which is kept with size 1, and overwrites ``values``.
 
-    The last half is added to the first until one is left. So the order depends on the size of the dimension alone. On a
-    device that is not the host, torch's order depends on the shape alone, which a parameter that is alone always has.
+    The last half is added to the first until one is left. So the order depends on the size of the dimension alone.
     """
-    if len(values) == 1 and not is_host(values.device):
-        return values.sum(dim, keepdim=True)
     while (size := values.size(dim)) > 1:
         half = size // 2
         values.narrow(dim, 0, half).add_(values.narrow(dim, size - half, half))
         values = values.narrow(dim, 0, size - half)
     return values
+
+
+def _sum_alone(values: Tensor, dim: int) -> Tensor:
+    """As ``_sum``, of a parameter that is always alone: on a device that is not the host torch splits a sum by its
+    shape, and not over threads."""
+    return _sum(values, dim) if is_host(values.device) else values.sum(dim, keepdim=True)

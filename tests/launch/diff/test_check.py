@@ -6,8 +6,10 @@ import pytest
 from torch import nn
 
 from experiments.base.cluster import Cluster
+from experiments.registry import find
 from launch.diff import check as checking
-from launch.diff import short_training
+from launch.diff import plain_training, short_training
+from suite.errors import PlacementError
 from suite.settings import PipelineSettings
 from tests.launch.command_line import call, refusal
 from tests.launch.diff.test_diff import Remembers, spec
@@ -74,10 +76,24 @@ def test_what_no_pipeline_can_train_is_refused(tmp_path, name, parts):
     assert all(part in found for part in parts), found
 
 
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_model_that_is_too_large_for_one_process_is_refused_with_numbers(monkeypatch, kind):
+    """All cores share the memory; a process has one GPU. Weights and gradients take 4 bytes each; Adafactor's rows and
+    columns are not counted."""
+    gib = 8 * 6_040_979_968 / 2**30
+    machine = Cluster(2, 40 << 30, "gpu") if kind == "gpu" else Cluster(2, 20 << 30, "cpu")
+    monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
+    with pytest.raises(PlacementError, match=f"6,040,979,968 parameters .* take {gib:.1f} GiB and there are 40.0;"):
+        plain_training.check_fits(find("t128_6b"))
+    monkeypatch.setattr(plain_training, "this_machine", lambda: Cluster(2, 25 << 30, "cpu"))
+    plain_training.check_fits(find("t128_6b"))
+
+
 @pytest.mark.parametrize(("gpus", "devices", "gib"), [(1, 4, 20), (2, 4, 40), (3, 6, 40), (8, 8, 80)])
 def test_the_workers_of_a_check_share_gpus_of_which_there_are_fewer(monkeypatch, gpus, devices, gib):
-    monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(gpus, 80 << 30, "gpu"))
-    assert short_training.shared_devices() == Cluster(devices, gib << 30, "gpu")
+    monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(gpus, 80 << 30, "gpu", name="H100"))
+    name = "H100" if gpus == devices else f"H100 shared by {devices // gpus}"
+    assert short_training.shared_devices() == Cluster(devices, gib << 30, "gpu", name=name)
 
 
 def test_cores_are_shared_as_ever(monkeypatch):

@@ -3,15 +3,19 @@
 import json
 import re
 import shutil
+from bdb import BdbQuit
 
 import pytest
 import torch
 from torch import nn
 
 from experiments.registry import read_experiment_file
+from launch.diff import repeat as repeating
+from launch.diff import replay as replaying
 from launch.diff.replay import ReplayedAction, replay
 from launch.terminal import Terminal
 from suite import TrainSpec
+from suite.errors import PlacementError
 from suite.pipeline.schedule.action import Action
 from tests.launch.command_line import call, gpipe_here, only_run, refusal
 from tests.launch.diff.test_diff import right
@@ -46,22 +50,23 @@ def trained(folder, name, settings):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Four steps on two stages and two replicas, with checkpoints of steps 3 and 4."""
-    settings = "train.steps=4 train.checkpoint_every=1 train.fingerprint_steps=4 pipeline.stages=2 pipeline.replicas=2"
-    folder = tmp_path_factory.mktemp("run")
-    return trained(folder, f"{right.__code__.co_filename}:right", f"{settings} pipeline.micro_batches=2")
+    """Four steps on two stages and three replicas, with recomputes and checkpoints of steps 3 and 4."""
+    settings = "train.steps=4 train.checkpoint_every=1 train.fingerprint_steps=4 pipeline.stages=2 pipeline.replicas=3"
+    settings += " train.batch_rows=12 pipeline.micro_batches=2 pipeline.schedule=fill_drain pipeline.remat=always"
+    return trained(tmp_path_factory.mktemp("run"), f"{right.__code__.co_filename}:right", settings)
 
 
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("action", ["F1", "R0", "B1"])
-@pytest.mark.parametrize(("replica", "stage"), [(0, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize(("replica", "stage"), [(0, 0), (0, 1), (2, 1)])
 def test_an_action_has_the_bits_that_the_run_recorded(run, capsys, step, action, replica, stage):
     assert replay(str(run), ReplayedAction(step, replica, stage, Action.parse(action)), None, None, Terminal())
-    first, *lines = capsys.readouterr().out.splitlines()
+    first, *lines, last = capsys.readouterr().out.splitlines()
     micro_batch = 2 * replica + int(action[1])
     assert first.startswith(f"{action} of step {step} on replica {replica}, stage {stage}: micro-batch {micro_batch} ")
     assert lines
-    assert all(line.endswith("; as recorded, to the bit") for line in lines), lines
+    assert all(line.endswith("; as recorded") for line in lines), lines
+    assert last == f"{len(lines)} of {len(lines)} compared with what the run recorded: the same to the bit"
     assert all((": gradient of " in line) == (action[0] == "B") for line in lines)
 
 
@@ -76,6 +81,27 @@ def test_another_tensor_than_the_recorded_one_is_said(run, tmp_path):
     code, out, _ = call("replay", str(copy), "--step", "4", "--action", "F1")
     assert code == 1
     assert re.findall(r"layer (\d) \w+: (\w+ \d) .*DIFFERS from the recorded one", out) == [("0", "output 0")]
+    assert re.search(r"\n1 of \d differ; another number of threads explains rounding\n$", out)
+
+
+def test_what_was_not_compared_is_said(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    for file in copy.glob("fingerprints/*.jsonl"):
+        file.write_text(file.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    code, out, _ = call("replay", str(copy), "--step", "4", "--action", "F1")
+    assert (code, out.splitlines()[-1][:50]) == (0, "not compared: the run recorded on a cuda device (t")
+    shutil.rmtree(copy / "fingerprints")
+    code, out, _ = call("replay", str(copy), "--step", "4", "--action", "F1")
+    assert (code, out.splitlines()[-1][:50]) == (0, "not compared: the run recorded none of these tenso")
+
+
+def test_the_threads_are_those_of_a_worker(run, monkeypatch):
+    seen, original = [], replaying.init_process_group
+    monkeypatch.setattr(replaying, "threads_of", lambda chosen: chosen.pipeline.stages * chosen.pipeline.replicas)
+    monkeypatch.setattr(replaying, "init_process_group", lambda *given: seen.append(given[3]) or original(*given))
+    replay(str(run), ReplayedAction(4, 0, 0, Action.parse("F0")), None, None, Terminal())
+    assert seen == [6]
 
 
 def test_the_tensors_are_saved_and_a_debugger_stops_before_forward_and_backward(run, tmp_path, capsys):
@@ -99,8 +125,10 @@ def test_numbers_that_are_not_finite_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--step", "4", "--action", "B2"), ["there is no micro-batch 2; they go from 0 to 1"]),
-        (("--step", "4", "--action", "B1.1"), ["there is no cell of a stage 1; they go from 0 to 0"]),
+        (("--step", "4", "--action", "B2"), ["the schedule of stage 0 has F0 F1 R1 B1 R0 B0"]),
+        (("--step", "4", "--action", "B1.1"), ["the schedule of stage 0 has F0 F1"]),
+        (("--step", "4", "--action", "W1"), ["the schedule of stage 0 has F0 F1"]),
+        (("--step", "4", "--action", "B1", "--save", "none/tensors.pt"), ["--save is none/tensors.pt; give a file in"]),
         (("--step", "4", "--action", "B1", "--stage", "2"), ["there is no stage 2"]),
         (("--step", "4", "--action", "B1", "--replica", "-1"), ["there is no replica -1"]),
         (("--step", "5", "--action", "B1"), ["the run has steps 1 to 4"]),
@@ -116,10 +144,8 @@ def test_an_action_that_cannot_be_replayed_is_refused(run, arguments, parts):
 def test_a_runs_last_step_is_the_same_again_and_leaves_no_run(run, tmp_path):
     code, out, errors = call("diff", "--run", str(run), folder=tmp_path)
     assert (code, errors) == (0, ""), out
-    assert re.search(
-        r"^steps 4 to 4 of .*00000003\n  step 4: loss \d.*, gradient norm \d.*: the same to the last bit\n$", out
-    )
-    assert not list(tmp_path.glob("runs/*/*"))
+    assert re.search(r"^steps 4 to 4 of .*00000003\n  step 4: loss [\d.]+, gradient norm [\d.]+; the same\n$", out), out
+    assert not list(tmp_path.glob("runs/*"))
 
 
 def test_a_last_digit_that_differs_is_said_and_the_copy_is_kept(run, tmp_path):
@@ -134,6 +160,44 @@ def test_a_last_digit_that_differs_is_said_and_the_copy_is_kept(run, tmp_path):
     assert "DIFFERS now" in out
     kept = read_experiment_file(only_run(tmp_path) / "experiment.toml").pipeline
     assert list(kept.layers_per_cell) == json.loads((run / "plan.json").read_text())["cells"]
+
+
+def test_a_copy_that_cannot_be_trained_leaves_no_run(run, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PlacementError("too few devices")
+
+    monkeypatch.setattr(repeating, "resume", refuse)
+    assert "too few devices" in refusal("diff", "--run", str(run), folder=tmp_path)
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_steps_that_are_not_finite_are_said(tmp_path):
+    run = trained(tmp_path, f"{__file__}:overflows", "train.steps=2 train.checkpoint_every=1")
+    code, out, _ = call("diff", "--run", str(run), folder=tmp_path)
+    assert code == 0
+    assert "step 2: loss not finite, gradient norm not finite; the same" in out
+
+
+def test_a_run_without_a_plan_and_a_rate_that_needs_all_steps_are_refused(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    file = copy / "experiment.toml"
+    text = re.sub(r'lr_decay = "\w+"', 'lr_decay = "wsd"', file.read_text())
+    file.write_text(re.sub(r"(warmup_steps|lr_decay_steps) = \d+", r"\1 = 1", text))
+    assert "lr_decay is wsd" in refusal("diff", "--run", str(copy))
+    shutil.copyfile(run / "experiment.toml", file)
+    (copy / "plan.json").unlink()
+    for arguments in (("replay", str(copy), "--step", "4", "--action", "F1"), ("diff", "--run", str(copy))):
+        assert "has no plan" in refusal(*arguments)
+
+
+def test_a_user_leaves_the_debugger(run, monkeypatch):
+    def leave():
+        raise BdbQuit
+
+    monkeypatch.setattr("pdb.set_trace", leave)
+    code, _, errors = call("replay", str(run), "--step", "4", "--action", "F1", "--pdb")
+    assert (code, errors) == (1, "")
 
 
 def test_no_step_behind_a_checkpoint_and_no_steps_are_refused(run, tmp_path):

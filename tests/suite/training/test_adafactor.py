@@ -111,10 +111,14 @@ def test_groups_have_a_rate_and_a_decay_of_their_own():
     assert_close(*beside_torchs(groups))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("threads", "is_host"), [(1, True), (2, True), (1, False)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_parameter_has_the_same_bits_alone_and_in_any_batch(shape, threads):
+def test_a_parameter_has_the_same_bits_alone_and_in_any_batch(shape, threads, is_host, monkeypatch):
+    """On a device, with some shapes that are always alone."""
     torch.set_num_threads(threads)
+    monkeypatch.setattr(adafactor, "is_host", lambda device: is_host)
+    if not is_host:
+        monkeypatch.setattr(adafactor, "BATCH_BYTES", 1 << 15)
     most = 17 if shape in ((2000, 64), (40000, 1)) else 64  # these are large, and have several batches before that
     values = draw([shape] * most, 1)
     gradients = [draw([shape] * most, 2 + step) for step in range(2)]
