@@ -110,7 +110,11 @@ def _layers_of(asked: ReplayedAction, chosen: Experiment, plan: RunPlan) -> rang
         raise SettingError(f"{asked}: the run has steps 1 to {chosen.train.steps}")
     own = plan.schedule_config.actions(pipeline.stages, pipeline.micro_batches)[asked.stage]
     if action not in own:
-        raise SettingError(f"{asked}: the schedule of stage {asked.stage} has {' '.join(map(str, own))}")
+        kinds = ", ".join(dict.fromkeys(each.kind for each in own))
+        raise SettingError(
+            f"{asked}: the stage's schedule has no such action; it has {kinds} of micro-batches 0 to "
+            f"{pipeline.micro_batches - 1}, such as {own[0]} and {own[-1]}"
+        )
     placement = plan.coord(0, pipeline).placement
     return cell_ranges(plan.cells, chosen.list_length)[action.cell(asked.stage, placement)]
 

@@ -125,9 +125,9 @@ def test_numbers_that_are_not_finite_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("--step", "4", "--action", "B2"), ["the schedule of stage 0 has F0 F1 R1 B1 R0 B0"]),
-        (("--step", "4", "--action", "B1.1"), ["the schedule of stage 0 has F0 F1"]),
-        (("--step", "4", "--action", "W1"), ["the schedule of stage 0 has F0 F1"]),
+        (("--step", "4", "--action", "B2"), ["it has F, R, B of micro-batches 0 to 1, such as F0 and B0"]),
+        (("--step", "4", "--action", "B1.1"), ["no such action"]),
+        (("--step", "4", "--action", "W1"), ["no such action; it has F, R, B of"]),
         (("--step", "4", "--action", "B1", "--save", "none/tensors.pt"), ["--save is none/tensors.pt; give a file in"]),
         (("--step", "4", "--action", "B1", "--stage", "2"), ["there is no stage 2"]),
         (("--step", "4", "--action", "B1", "--replica", "-1"), ["there is no replica -1"]),
