@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.shape import PADDING
-from suite.device import one_kernel
+from suite.device import fused
 
 
 class ClassificationLoss(nn.Module):
@@ -66,7 +66,7 @@ def clipped(logits: Tensor, bound: float | None) -> Tensor:
     return F.hardtanh(logits, -bound, bound, inplace=not torch.compiler.is_compiling())
 
 
-@one_kernel
+@fused
 def _sums(logits: Tensor, labels: Tensor, smoothing: float, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
     wide = clipped(logits, clip)
     wide = wide if wide.dtype == torch.float64 else wide.float()
@@ -78,7 +78,7 @@ def _sums(logits: Tensor, labels: Tensor, smoothing: float, clip: float | None) 
     return objective, torch.where(scored, nll, 0).sum(), log_total
 
 
-@one_kernel
+@fused
 def _gradient(
     logits: Tensor, labels: Tensor, smoothing: float, clip: float | None, log_total: Tensor, objective_grad: Tensor
 ) -> Tensor:

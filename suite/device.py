@@ -36,9 +36,9 @@ COMPILES = ("cuda",)
 """Kinds of devices for which torch's compiler makes kernels (Triton, by a C compiler with Python's headers)."""
 
 
-def one_kernel(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Returns a function of rows (N, ...) whose elementwise operations and sums are as few kernels as the compiler can
-    make of them, on devices for which it makes some; elsewhere, and for a single row, the function itself.
+def fused(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Returns a function of rows (N, ...) with its elementwise operations and sums fused into few kernels, on devices
+    for which torch's compiler makes some; elsewhere, and for a single row, it runs as it is.
 
     It is compiled once for any number of rows, while a stage warms up: kernels that are loaded later may wait for a
     message that waits for them (``launch.worker.gpu_environment``).
@@ -50,8 +50,8 @@ def one_kernel(function: Callable[..., Result]) -> Callable[..., Result]:
         headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
         if not any(map(shutil.which, compilers)) or not headers.exists():
             raise PlacementError(
-                f"{socket.gethostname()} has no C compiler, or not {headers}, with which torch makes kernels; install "
-                "gcc and python3-dev"
+                f"{socket.gethostname()} lacks a C compiler or {headers}, with which torch makes kernels; install gcc "
+                "and python3-dev"
             )
         return torch.compile(function)
 

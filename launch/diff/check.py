@@ -10,10 +10,8 @@ all tensors with those of plain PyTorch.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +23,7 @@ from launch.diff.command import compare_runs
 from launch.diff.compare import Comparison
 from launch.diff.layer_traits import LayerTraits, find_traits
 from launch.diff.short_training import ShortTraining
-from launch.runs.store import CACHE, RunFolder
+from launch.runs.store import CACHE, RunFolder, remove_run
 from suite.errors import PlanError, SuiteError
 from suite.settings import AUTO, PipelineSettings
 
@@ -167,11 +165,9 @@ def _conclude(results: Sequence[_Result], plain: RunFolder, console: Console) ->
     others = [one for one in results if not one.is_same]
     for one in results:
         if one.is_same and one.run is not None:
-            shutil.rmtree(one.run.path)
+            remove_run(one.run)
     if not others:
-        shutil.rmtree(plain.path)
-        with suppress(OSError):  # other runs are in it
-            plain.path.parent.rmdir()
+        remove_run(plain)
         buffers = any(one.comparison is not None and one.comparison.other_buffers for one in results)
         but = ", but for buffers" if buffers else ""
         console.print(f"all {len(results)} are the same training as plain PyTorch{but}")

@@ -6,8 +6,6 @@ again    its copy             -> S + 1, S + 2             the same, to the last 
 
 from __future__ import annotations
 
-import shutil
-from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -16,12 +14,13 @@ from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
 from launch.diff.replay import read_plan
 from launch.runs.checkpoints import checkpoints_to_use, note_published
-from launch.runs.store import RunFolder, find_run, new_run
+from launch.runs.store import RunFolder, find_run, new_run, remove_run
 from launch.train.command import planned_schedule, resume
 from launch.worker.run_plan import RunPlan
 from suite.errors import CheckpointError, SettingError
-from suite.paths import read_json, write_atomically
+from suite.paths import write_atomically
 from suite.training.checkpoint import Checkpoint, Storage
+from suite.training.checkpoint.storage import MANIFEST
 from suite.training.metrics import every_step
 
 COMPARED = {"train/loss": "loss", "train/grad_norm": "gradient norm"}
@@ -45,11 +44,11 @@ def repeat(name: str, steps: int, console: Console) -> bool:
     console.print(f"steps {checkpoint.step + 1} to {last} of {run.path} again, from {checkpoint}")
     again = new_run(before.name)
     try:
-        _copy(again, run, before, checkpoint, last, plan)
+        _copy(again, before, checkpoint, last, plan)
         resume(str(again.path), "", "local", Console(quiet=True))
         now = {line["step"]: line for line in every_step(again.metrics)}
     except BaseException:
-        _remove(again)
+        remove_run(again)
         raise
     differing = 0
     for step in range(checkpoint.step + 1, last + 1):
@@ -58,12 +57,10 @@ def repeat(name: str, steps: int, console: Console) -> bool:
         same = "the same" if own == other else f"DIFFERS now: {other}"
         console.print(f"  step {step}: {own}; {same}")
     if differing:
-        console.print(
-            "other threads, another processor or other versions explain this; else the machine computes wrongly"
-        )
-        console.print(f"now or did so then. The copy: {again.path}")
+        console.print("another number of threads, another processor or other versions can explain this; if all are the")
+        console.print(f"same, the machine computes wrongly, or did so then. The copy: {again.path}")
         return False
-    _remove(again)
+    remove_run(again)
     return True
 
 
@@ -71,12 +68,6 @@ def _values(line: dict[str, Any]) -> str:
     """Returns what is compared of a step, to the last digit; what is not finite is recorded as null."""
     values = {what: line[key] for key, what in COMPARED.items()}
     return ", ".join(f"{what} {'not finite' if value is None else repr(value)}" for what, value in values.items())
-
-
-def _remove(run: RunFolder) -> None:
-    shutil.rmtree(run.path)
-    with suppress(OSError):  # other runs are in it
-        run.path.parent.rmdir()
 
 
 def _followed_by_a_step(checkpoints: list[Checkpoint], steps: set[int]) -> Checkpoint:
@@ -88,17 +79,15 @@ def _followed_by_a_step(checkpoints: list[Checkpoint], steps: set[int]) -> Check
     raise CheckpointError(f"the run has checkpoints of steps {found} and recorded no step behind one of them")
 
 
-def _copy(
-    again: RunFolder, run: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: int, plan: RunPlan
-) -> None:
+def _copy(again: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: int, plan: RunPlan) -> None:
     """Makes a new run one that has the checkpoint, and ends after ``steps`` steps."""
     source, target = checkpoint.storage, Storage(again.checkpoints)
-    for name in sorted(source.names(checkpoint.folder), key=lambda name: name == "manifest.json"):
+    for name in sorted(source.names(checkpoint.folder), key=lambda name: name == MANIFEST):
         path = f"{checkpoint.folder}/{name}"
         target.write(path, source.read(path, source.size(path)))
     note_published(again, checkpoint.step)
     # with replicas, the rounding of the norm depends on which layers share a stage
-    pipeline = planned_schedule(read_json(run.plan_record) or {}) | {"layers_per_cell": plan.cells}
+    pipeline = planned_schedule(plan) | {"layers_per_cell": plan.cells}
     train = {"steps": steps, "fingerprint_steps": 0} | dict.fromkeys(
         ("checkpoint_dir", "validate_every", "profile_steps", "patience")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -126,6 +127,13 @@ def new_run(name: str) -> RunFolder:
         (path / "logs").mkdir()
         return RunFolder(path.resolve())
     raise SettingError(f"no free folder below {RUNS / name} for {stamp}; wait a second and try again")
+
+
+def remove_run(run: RunFolder) -> None:
+    """Removes a run, and the folder of its name if there is no other run in it."""
+    shutil.rmtree(run.path)
+    with suppress(OSError):
+        run.path.parent.rmdir()
 
 
 def named_run(name: str, id: str) -> Callable[[], RunFolder]:

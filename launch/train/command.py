@@ -23,6 +23,7 @@ from launch.train.finished import finished_record, how_to_go_on
 from launch.train.session import Session
 from launch.watching.run_state import unexpected_content
 from launch.worker.precision import with_available_precision
+from launch.worker.run_plan import RunPlan
 from suite.errors import CheckpointError, DataError, PlanError, SettingError
 from suite.paths import read_json
 from suite.settings import AUTO
@@ -147,7 +148,7 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
     plan = read_json(run.plan_record) or {}
     if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
         return chosen
-    return chosen.with_pipeline(chosen.pipeline.model_copy(update=planned_schedule(plan)))
+    return chosen.with_pipeline(chosen.pipeline.model_copy(update=planned_schedule(RunPlan.read(run.plan_record))))
 
 
 def prepare_same(run: RunFolder, chosen: Experiment, console: Console) -> None:
@@ -160,12 +161,12 @@ def prepare_same(run: RunFolder, chosen: Experiment, console: Console) -> None:
         )
 
 
-def planned_schedule(plan: dict[str, Any]) -> dict[str, Any]:
-    """Returns the settings of the schedule that a run's first plan chose."""
-    config = plan["schedule_config"]
-    schedule = {"schedule": config["schedule"], "virtual_stages": config["virtual_stages"]}
-    if config["schedule"] == "search":  # it was found for these cells
-        schedule |= {"schedule_rows": tuple(config["rows"]), "layers_per_cell": tuple(plan["cells"])}
+def planned_schedule(plan: RunPlan) -> dict[str, Any]:
+    """Returns the settings of the schedule that a plan chose."""
+    config = plan.schedule_config
+    schedule: dict[str, Any] = {"schedule": config.schedule, "virtual_stages": config.virtual_stages}
+    if config.schedule == "search":  # it was found for these cells
+        schedule |= {"schedule_rows": config.rows, "layers_per_cell": plan.cells}
     return schedule
 
 

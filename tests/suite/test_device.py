@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 
 from models.loss import TranslationLoss
 from suite import device
-from suite.device import one_kernel
+from suite.device import fused
 from suite.errors import PlacementError
 
 
@@ -28,7 +28,7 @@ def doubled(rows, factor, clip):
 
 
 def test_one_graph_serves_any_number_of_rows_any_context_and_any_thread(counter):
-    function, found = one_kernel(doubled), []
+    function, found = fused(doubled), []
 
     def call(rows):
         found.append((function(rows, torch.tensor(2.0), 3.0), doubled(rows.detach(), 2.0, 3.0)))
@@ -48,7 +48,7 @@ def test_one_graph_serves_any_number_of_rows_any_context_and_any_thread(counter)
 
 
 def test_a_single_row_and_a_device_without_kernels_run_the_function_itself(counter, monkeypatch):
-    function = one_kernel(doubled)
+    function = fused(doubled)
     function(torch.ones(1, 5), torch.tensor(2.0), 3.0)
     monkeypatch.setattr(device, "COMPILES", ("cuda",))
     function(torch.ones(7, 5), torch.tensor(2.0), 3.0)
@@ -58,8 +58,8 @@ def test_a_single_row_and_a_device_without_kernels_run_the_function_itself(count
 def test_without_a_c_compiler_the_error_says_what_to_install(counter, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CC", "")
-    with pytest.raises(PlacementError, match="no C compiler"):
-        one_kernel(doubled)(torch.ones(7, 5), torch.tensor(2.0), 3.0)
+    with pytest.raises(PlacementError, match="lacks a C compiler"):
+        fused(doubled)(torch.ones(7, 5), torch.tensor(2.0), 3.0)
 
 
 def test_the_loss_has_two_graphs_and_its_sums_and_gradients_are_as_without_a_compiler(counter):
