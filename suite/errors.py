@@ -53,17 +53,17 @@ class BusyError(PlacementError):
 
 
 class PlanError(PlacementError):
-    """The requested plan cannot run. The message lists all faults, then the closest plans that can run."""
+    """The requested plan cannot run. The message lists all faults, then the nearest plan that can run."""
 
-    def __init__(self, errors: Sequence[str], remedies: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
-        self.errors, self.remedies, self.notes = tuple(errors), tuple(remedies), tuple(notes)
-        super().__init__(self.errors, self.remedies, self.notes)
+    def __init__(self, errors: Sequence[str], remedy: str = "", notes: Sequence[str] = ()) -> None:
+        self.errors, self.remedy, self.notes = tuple(errors), remedy, tuple(notes)
+        super().__init__(self.errors, self.remedy, self.notes)
 
     def __str__(self) -> str:
         many = len(self.errors) > 1
         text = f"{len(self.errors)} faults:\n- " + "\n- ".join(self.errors) if many else self.errors[0]
         text += "".join(f"\n({note})" for note in self.notes)
-        return text + ("\nnearest plans that fit:\n- " + "\n- ".join(self.remedies) if self.remedies else "")
+        return text + (f"\nthe nearest plan that fits: {self.remedy}" if self.remedy else "")
 
 
 class StallError(SuiteError):

@@ -2,6 +2,7 @@
 
 forward without graph   from a seed, in training mode: as F
 forward with graph      from the same seed, and the buffers as they were: as R; must give the same bits
+after other rows        the same bits again, if the layer remembers something
 parameters              no forward changes them
 evaluation              returns tensors of the same shapes: messages have those of training
 backward                through it: no sparse gradients
@@ -10,6 +11,7 @@ on fake tensors         no value decides what is computed, because costs are cou
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import random
@@ -31,6 +33,8 @@ SEED = 1
 GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 """Types of generators that a layer may hold; nothing seeds them."""
 
+KEEP_STATE = "keep what it remembers in a buffer, and draw from the default generators of torch, numpy or random"
+
 Attributes = dict[str, tuple[type, bytes]]
 
 
@@ -45,6 +49,7 @@ def trial_error(layer: nn.Module, inputs: Tensors) -> str:
 
 def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     layer.train()
+    fresh, attributes = copy.deepcopy(layer), attributes_of(layer)
     before: Values = []
     parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
     with torch.no_grad(), ChangingBuffers(layer).recorded(before):
@@ -64,6 +69,11 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
         for name, parameter in layer.named_parameters():
             if not same_bits(parameter.detach(), parameters[name]):
                 return f"changes its parameter {name} in a forward, and a recompute would change it again"
+        if changes := changed_attributes(attributes, attributes_of(layer)):
+            with torch.no_grad():
+                _forward(fresh, _other_rows(inputs))
+                if not all(map(same_bits, first, _forward(fresh, inputs))):
+                    return f"returns other values after other rows: it {' and '.join(changes)}; {KEEP_STATE}"
         return _backward_error(layer, second) or _evaluation_error(layer, inputs, first)
     finally:
         for module, name, value in before:
@@ -110,13 +120,14 @@ def _pickled(value: object) -> bytes:
 def _cause_of_other_values(layer: nn.Module, inputs: Tensors) -> str:
     before = attributes_of(layer)
     with torch.no_grad():  # on other rows: what it remembers of these may be there already
-        _forward(layer, tuple(tensor.flip(0) if tensor.dim() else tensor for tensor in inputs))
+        _forward(layer, _other_rows(inputs))
     changes = changed_attributes(before, attributes_of(layer))
     outside = "uses something outside that changes, such as a global variable, the clock or another generator"
-    return (
-        f"it {' and '.join(changes) or outside}; keep what it remembers in a buffer, and draw from the default "
-        "generators of torch, numpy or random"
-    )
+    return f"it {' and '.join(changes) or outside}; {KEEP_STATE}"
+
+
+def _other_rows(inputs: Tensors) -> Tensors:
+    return tuple(tensor.flip(0) if tensor.dim() else tensor for tensor in inputs)
 
 
 def _evaluation_error(layer: nn.Module, inputs: Tensors, in_training: Tensors) -> str:

@@ -20,7 +20,7 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.planning.plan_report import CostModel, PlanReport, in_figures, in_hours, in_seconds, schedule_name
-from experiments.planning.planner import compared, try_plan, with_step_interval
+from experiments.planning.single_plan import compared, try_plan, with_step_interval
 from suite.errors import PlanError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB
@@ -32,6 +32,9 @@ SHOWN = 6
 
 SEARCHED = 2
 """For how many of these a schedule is searched."""
+
+PIPELINE_NAMES = ("stages", "replicas", "micro_batches", "schedule", "virtual_stages", "remat")
+"""The settings that a search chooses."""
 
 _BY_THE_FILE = ("stages", "micro_batches", "schedule", "virtual_stages")
 """What a schedule from a file determines."""
@@ -58,8 +61,8 @@ def best_plans(
 
     Raises PlanError, with the faults of the shape that has the most stages, when none fits.
     """
-    fixed = _fixed(work, given)
-    plans = first_plans(work, cluster, cost_model, given, log, workers)[:SHOWN]
+    fixed = _with_implied(work, given_names(work, given))
+    plans = first_plans(work, cluster, cost_model, fixed, log, workers)[:SHOWN]
     if _chooses_schedule(fixed):
         exact = [_with(report.experiment, (), schedule="auto") for report in plans]
         plans = _sorted([try_plan(work, cluster, cost_model) for work in exact])
@@ -71,16 +74,14 @@ def first_plans(
     work: Experiment,
     cluster: Cluster,
     cost_model: CostModel,
-    given: str | Iterable[str],
+    fixed: Collection[str],
     log: Log = lambda text: None,
     workers: int | None = None,
 ) -> list[PlanReport]:
-    """Returns plans for each K and R with 1F1B, or with the schedule that is given, the fastest first. Raises PlanError
-    as ``best_plans`` does."""
-    fixed = _fixed(work, given)
-    free = _with(work, fixed, micro_batches=AUTO, remat="auto", virtual_stages=1)
-    free = _with(free, fixed, schedule="1f1b" if _chooses_schedule(fixed) else "auto")
-    largest, others = _shapes(free, cluster, fixed, workers)
+    """Returns plans for each K and R with 1F1B, or with the schedule of the run if it is ``fixed``, the fastest first.
+    Raises PlanError as ``best_plans`` does."""
+    free, fixed = freed(work, fixed)
+    largest, others = shapes(free, cluster, fixed, workers)
     try:
         plans = _fitting(free, largest, cluster, cost_model, log)
     except PlanError:
@@ -95,10 +96,22 @@ def first_plans(
     return plans
 
 
-def _fixed(work: Experiment, given: str | Iterable[str]) -> set[str]:
-    """Returns the names of the pipeline settings that stay."""
-    fixed = {path.removeprefix("pipeline.") for path in overrides.parse(given, type(work)) if "pipeline." in path}
-    fixed.update(_BY_THE_FILE if work.pipeline.schedule_rows else ())
+def given_names(work: Experiment, given: str | Iterable[str]) -> set[str]:
+    """Returns the names of the pipeline settings that a user gives."""
+    return {path.removeprefix("pipeline.") for path in overrides.parse(given, type(work)) if "pipeline." in path}
+
+
+def freed(work: Experiment, fixed: Collection[str]) -> tuple[Experiment, set[str]]:
+    """Returns the run with the settings left to its plan that are not ``fixed``, and those that are, with others that
+    they determine. Where the schedule is free, it is 1F1B."""
+    fixed = _with_implied(work, fixed)
+    free = _with(work, fixed, micro_batches=AUTO, remat="auto", virtual_stages=1)
+    return _with(free, fixed, schedule="1f1b" if _chooses_schedule(fixed) else "auto"), fixed
+
+
+def _with_implied(work: Experiment, names: Collection[str]) -> set[str]:
+    """Returns the settings that stay, with those that others determine."""
+    fixed = {*names, *(_BY_THE_FILE if work.pipeline.schedule_rows else ())}
     fixed.update(("stages",) if work.pipeline.layers_per_cell is not None else ())
     fixed.update(("virtual_stages",) if "schedule" in fixed else ())
     return fixed
@@ -115,11 +128,13 @@ def _with(work: Experiment, fixed: Collection[str], **changes: Any) -> Experimen
     return work.with_pipeline(work.pipeline.model_copy(update=update))
 
 
-_Shapes = Sequence[tuple[int, int]]
+Shapes = Sequence[tuple[int, int]]
 """Pairs of K and R."""
 
 
-def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers: int | None) -> tuple[_Shapes, _Shapes]:
+def shapes(
+    work: Experiment, cluster: Cluster, fixed: Collection[str], workers: int | None = None
+) -> tuple[Shapes, Shapes]:
     """Returns the shapes to which neither a stage nor a replica can be added, and those with the least replicas; or
     those of so many workers, if there are any."""
     pipeline, devices = work.pipeline, cluster.devices
@@ -137,7 +152,7 @@ def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers:
     return largest or [(1, least)], [(k, least) for k in stages if (k, least) not in largest]
 
 
-def _fitting(work: Experiment, shapes: _Shapes, cluster: Cluster, cost_model: CostModel, log: Log) -> list[PlanReport]:
+def _fitting(work: Experiment, shapes: Shapes, cluster: Cluster, cost_model: CostModel, log: Log) -> list[PlanReport]:
     """Returns the plans of the shapes that fit, the fastest first. Raises the last fault if there is none."""
     plans, fault = [], None
     for stages, replicas in shapes:
@@ -181,6 +196,5 @@ def settings_of(report: PlanReport, work: Experiment) -> str:
     wanted, before = report.plan.pipeline, work.pipeline
     if wanted.schedule == "search":  # it is searched again, and found again
         wanted = report.experiment.pipeline
-    names = ("stages", "replicas", "micro_batches", "schedule", "virtual_stages", "remat")
-    changed = [name for name in names if getattr(wanted, name) != getattr(before, name)]
+    changed = [name for name in PIPELINE_NAMES if getattr(wanted, name) != getattr(before, name)]
     return " ".join(f"pipeline.{name}={getattr(wanted, name)}" for name in changed)

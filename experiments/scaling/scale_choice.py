@@ -9,8 +9,9 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.base.shrink import with_changes
-from experiments.planning.best import first_plans
-from experiments.planning.planner import estimated_costs, least_memory, plan_workload, try_plan
+from experiments.planning.best import first_plans, given_names
+from experiments.planning.planner import least_memory, plan_workload
+from experiments.planning.single_plan import estimated_costs, try_plan
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
 
@@ -64,7 +65,7 @@ def _shortage_of_any(experiment: Experiment, cluster: Cluster, settings: list[st
     if cluster.kind == "cpu":
         return f"needs GPUs, and there are {cluster}"
     try:
-        first_plans(experiment, cluster, estimated_costs, settings)
+        first_plans(experiment, cluster, estimated_costs, given_names(experiment, settings))
     except PlanError as fault:
         return f"does not fit with any K, R and M: {'; '.join(fault.errors)}"
     return None
@@ -100,12 +101,12 @@ def _fits(experiment: Experiment, cluster: Cluster) -> bool:
 
 
 def _remedy(experiment: Experiment, cluster: Cluster) -> str:
-    """Returns the first plan that fits, or the advice to use a larger cluster."""
+    """Returns the nearest plan that fits, or the advice to use a larger cluster."""
     try:
         plan_workload(experiment, cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs)
     except PlanError as fault:
-        if fault.remedies:
-            return f"use {fault.remedies[0].partition(':')[0]}"
+        if fault.remedy:
+            return f"use {fault.remedy.partition(':')[0]}"
     return "use a larger cluster"
 
 

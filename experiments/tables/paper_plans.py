@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.neighbours import limit_replicas_to_cluster
+from experiments.planning.fewer_devices import limit_replicas_to_cluster
 from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.report.table import ReportProgress, Table, Value
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import MULTILINGUAL_RUNS
@@ -31,7 +32,7 @@ NOTES = (
     "Each run has the paper's K (t12_400m: ours, none is printed) and its own schedule; R is 8, "
     "or as many replicas as the cluster holds. The plan chose "
     "M (pipeline.micro_batches=auto): the fastest step by the simulation.",
-    "Below a run that does not fit stands the first plan that the suite suggests, with the settings that make it.",
+    "Below a run that does not fit stands the nearest plan that the suite finds, with the settings that make it.",
     "16x16GiB: one group of 16 devices with the memory, speed and links of a TPUv3 core. H100: 79 GiB, NVLink 4 inside "
     "a node, one port of 200 Gbit/s a device between nodes.",
 )
@@ -62,9 +63,9 @@ def _rows(run: TranslationExperiment, cluster: Cluster) -> list[list[Value]]:
         used = pipeline.stages * pipeline.replicas
         missing: list[Value] = [f"no: {fault.errors[0]}", pipeline.stages, pipeline.replicas, used]
         missing += [None] * (len(HEADINGS) - 2 - len(missing))
-        if not fault.remedies:
+        if not fault.remedy:
             return [missing]
-        settings = fault.remedies[0].split('"')[1]
+        settings = fault.remedy.split('"')[1]
         suggested = run.with_settings(settings)
         planned = plan_workload(suggested, cluster, estimated_costs)
         return [missing, _row(f"suggested: {settings}", planned)]

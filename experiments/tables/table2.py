@@ -20,7 +20,8 @@ from experiments.images.experiment import ImageExperiment
 from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.language_model.runs import SEQUENCES as BATCH
 from experiments.language_model.runs import language_model
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, relative_spread
 from experiments.tables.sleeping import SquareError, SyntheticLayer

@@ -113,8 +113,7 @@ def _depends_on_others(layer: nn.Module, inputs: Tensors, outputs: Tensors, rows
     if rows < 2:
         return False
     sources = torch.tensor([row if row % 2 == kept else abs(row - 1) for row in range(rows)])
-    changed = tuple(tensor[sources] if tensor.dim() and len(tensor) == rows else tensor for tensor in inputs)
-    own = torch.arange(kept, rows, 2)
+    changed, own = _rows_of(inputs, rows, sources), torch.arange(kept, rows, 2)
     return not _equal(_rows_of(outputs, rows, own), _rows_of(_Trial(layer, changed).outputs, rows, own))
 
 

@@ -16,6 +16,7 @@ from launch.backends.backend import Backend
 from launch.diff.plain_training import check_fits, train_plainly
 from launch.runs.store import RunFolder, new_run
 from launch.train.command import prepare, run_experiment
+from launch.train.session import Session
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
 
@@ -43,7 +44,8 @@ class ShortTraining:
 
     def train(self, chosen: Experiment) -> RunFolder:
         """Trains it in its pipeline. Raises a SuiteError for any error that the user can fix."""
-        return run_experiment(chosen, partial(new_run, chosen.name), _SharingBackend(), Console(quiet=True))
+        session = Session(_SharingBackend(), Console(quiet=True), shows_samples=False, is_brief=True)
+        return run_experiment(chosen, partial(new_run, chosen.name), session)
 
     def prepared(self, chosen: Experiment, console: Console) -> Experiment:
         """Returns it with its data, for plain PyTorch. Raises DataError when none is available, PlacementError when the
@@ -65,12 +67,7 @@ def shared_devices() -> Cluster:
     if machine.kind == "cpu" or machine.devices >= WORKERS:
         return machine  # cores are shared by any number of workers
     each = math.ceil(WORKERS / machine.devices)
-    return replace(
-        machine,
-        devices=each * machine.devices,
-        bytes_per_device=machine.bytes_per_device // each,
-        name=f"{machine.name} shared by {each}",  # whose costs no other run may take
-    )
+    return replace(machine, devices=each * machine.devices, bytes_per_device=machine.bytes_per_device // each)
 
 
 class _SharingBackend(Backend):

@@ -18,7 +18,7 @@ from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
 from experiments.planning.best import best_plans, lines_of, settings_of, split_choice
-from experiments.planning.neighbours import limit_replicas_to_cluster
+from experiments.planning.fewer_devices import limit_replicas_to_cluster
 from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import merged, plan_workload
 from experiments.registry import experiments, find, resolve

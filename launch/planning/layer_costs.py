@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts, in_seconds
-from experiments.planning.planner import estimated_costs
+from experiments.planning.single_plan import estimated_costs
 from launch.backends.backend import Backend
 from launch.planning.cost_records import CostRecord
 from launch.planning.step_history import ratios

@@ -30,6 +30,7 @@ from launch.runs.store import RUNS, named_run, run_lock
 from launch.sweeps.member import MemberSpec, log_console, score, score_on_ray
 from launch.sweeps.retries import MemberError, RetryDecision, decide_retry, message_of
 from launch.train.command import resume, run_experiment
+from launch.train.session import Session
 from suite.errors import SuiteError
 from suite.paths import write_atomically
 from suite.training.checkpoint import Storage, folders_of
@@ -59,7 +60,8 @@ def _train(spec: MemberSpec, console: Console) -> None:
             backup = folder.with_name(f"{folder.name}-set-aside-{time.strftime('%Y%m%d-%H%M%S')}")
             folder.rename(backup)
         console.print(f"it stopped before its first checkpoint: moved to {backup} and restarted")
-    run_experiment(read_experiment(spec.experiment), named_run(family, id), select_backend(spec.launcher), console)
+    session = Session(select_backend(spec.launcher), console, shows_samples=False)
+    run_experiment(read_experiment(spec.experiment), named_run(family, id), session)
 
 
 class ProcessPool:

@@ -11,10 +11,9 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from experiments.base.shrink import with_changes
 from experiments.planning.best import split_choice
-from experiments.planning.planner import row_errors
+from experiments.planning.single_plan import row_errors
 from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
-from launch.backends.backend import Backend
 from launch.backends.select import select_backend
 from launch.runs.checkpoints import check_published, checkpoint_location, checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder, find_run, new_run
@@ -61,13 +60,11 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     return run
 
 
-def run_experiment(
-    chosen: Experiment, make_run: Callable[[], RunFolder], backend: Backend, console: Console
-) -> RunFolder:
+def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], session: Session) -> RunFolder:
     """Runs a resolved experiment; ``make_run`` creates its folder, which is returned, once it is planned. Raises as
     ``start`` does."""
-    session = Session(backend, console, shows_samples=False)
-    chosen = prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
+    cluster, console = session.backend.cluster(), session.console
+    chosen = prepare(with_available_precision(chosen, cluster, console.print), console)
     planned = session.plan(chosen)
     run = make_run()
     session.train(run, planned)

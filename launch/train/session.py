@@ -15,9 +15,10 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.planning.best import best_plans, lines_of
-from experiments.planning.neighbours import shrunk_to
+from experiments.planning.fewer_devices import shrunk_to
 from experiments.planning.plan_report import PlanReport, in_figures
 from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.planning.timeline_plot import draw
 from launch import interrupts
 from launch.backends.backend import Backend
@@ -70,13 +71,16 @@ class Session:
     resumes: bool = False
     shows_samples: bool = True
     """Whether translations of a few held-out strings end the run; not in a sweep, which scores its members."""
+    is_brief: bool = False
+    """Whether a few steps are trained only to be compared: costs are estimated, and no page is drawn."""
 
     def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
         the settings allow, and the next ones. Raises PlanError when it does not fit."""
         data = _data_of(chosen)
         shapes: list[PlanReport] = []
-        find_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data, self.resumes)
+        measured_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data, self.resumes)
+        find_costs = estimated_costs if self.is_brief else measured_costs
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work, cluster = chosen.with_prepared(data), self.backend.cluster()
             if best:
@@ -104,7 +108,7 @@ class Session:
                 self._run_workers(current)
                 samples = described(translate_held_out(run, chosen, self.console)) if self.shows_samples else []
             finally:
-                if not interrupts.was_interrupted():
+                if not (self.is_brief or interrupts.was_interrupted()):
                     _show_trace(run, current.planned, self.console)
                     update_page(run, self.console, holds_lock=True)
             publish(run, "end", self.console.print)

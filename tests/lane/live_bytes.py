@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.planner import estimated_costs, try_plan
+from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.registry import find
 from launch.worker.engine import PartitionedModel
 from suite.pipeline.model.microbatch import MiniBatch

@@ -36,10 +36,11 @@ class NonFiniteRecord:
     replica: int
     stage: int
     what: str = field(compare=False)
+    action: str = field(compare=False)
 
     def __str__(self) -> str:
         where = f"replica {self.replica}, stage {self.stage}, micro-batch {self.micro_batch}"
-        return f"{where}, layer {self.layer}: {self.what}"
+        return f"{where}, layer {self.layer}: {self.what}, in action {self.action}"
 
 
 @contextmanager
@@ -58,9 +59,8 @@ def find_nonfinite(executor: Executor) -> Iterator[list[NonFiniteRecord]]:
         micro_batch = action.micro_batch if isinstance(action, Action) else -1
         order = -place.layer if place.is_backward else place.layer
         what = place.layer_type + (" or the loss behind it" if place.what.startswith("loss") else f", {place.what}")
-        records.append(
-            NonFiniteRecord(place.is_backward, order, micro_batch, place.layer, coord.replica, coord.stage, what)
-        )
+        where = (place.layer, coord.replica, coord.stage)
+        records.append(NonFiniteRecord(place.is_backward, order, micro_batch, *where, what, str(action)))
 
     with watch_tensors(executor.stage.by_index, executor.stage.loss, inspect):
         yield records

@@ -51,6 +51,11 @@ def grows(self, x):
     return x + torch.stack(self.cache).sum(0)
 
 
+def adds_its_first_rows(self, x):
+    self.cache.append(x.detach())
+    return x + self.cache[0]
+
+
 def only_once(self, x):
     if self.calls:
         raise KeyError("again")
@@ -87,6 +92,7 @@ GOOD = {
     "a buffer in evaluation": Layer(lambda self, x: x + self.seen.add_(1)),
     "NaN": Layer(lambda self, x: x * torch.nan),
     "integers": Layer(lambda self, x: (x > 0).long()),
+    "what it saw last": Layer(lambda self, x: setattr(self, "last", x.detach()) or x),
     "complex inside": Layer(lambda self, x: torch.fft.irfft(torch.fft.rfft(x), n=WIDTH)),
 }
 BAD = {
@@ -98,6 +104,9 @@ BAD = {
     ),
     "a memory": (Layer(remembers, last=torch.zeros(1)), "it changes its attribute last"),
     "a cache that grows": (Layer(grows, cache=[]), "it changes its attribute cache"),
+    "a cache of the first rows": (
+        Layer(adds_its_first_rows, cache=[]), "returns other values after other rows: it changes its attribute cache",
+    ),
     "a generator of its own": (
         Layer(lambda self, x: x + torch.rand(1, generator=self.own), own=torch.Generator()),
         "would not repeat its forward: it draws from its own generator own; keep",

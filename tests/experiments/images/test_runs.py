@@ -9,7 +9,8 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.shrink import changes
 from experiments.images.runs import EPOCH, find_amoebanet
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.registry import find, read_experiment, resolve
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.layers import count_parameters
@@ -84,7 +85,7 @@ def test_wsd_decays_in_the_last_tenth_of_the_run_unless_set() -> None:
 
 
 def test_a_refused_plan_suggests_none_that_batchnorm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.planning.planner.GPU_PROCESS_BYTES", 0)
+    monkeypatch.setattr("experiments.planning.single_plan.GPU_PROCESS_BYTES", 0)
     small = "train.batch_images=16 pipeline.micro_batches=4 images.size=4 pipeline.stages=1"
     work = find("amoebanet_fashion").with_settings(small)
     with pytest.raises(PlanError) as error:

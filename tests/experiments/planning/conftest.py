@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.planning import model_facts, planner
+from experiments.planning import model_facts, single_plan
 from suite.pipeline.planning import communicators
 
 
 @pytest.fixture
 def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """For devices of a few MiB, less than a process or a communicator takes."""
-    monkeypatch.setattr(planner, "GPU_PROCESS_BYTES", 0)
+    monkeypatch.setattr(single_plan, "GPU_PROCESS_BYTES", 0)
     monkeypatch.setattr(model_facts, "P2P_BYTES", 0)
     monkeypatch.setattr(communicators, "COLLECTIVE_BYTES", 0)

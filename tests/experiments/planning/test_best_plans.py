@@ -10,7 +10,8 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.best import best_plans, settings_of
 from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import estimated_costs, plan_workload, try_plan
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs, try_plan
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, translation

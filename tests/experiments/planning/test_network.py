@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from experiments.base.cluster import NETWORK, parse_cluster
 from experiments.planning.network import across_nodes
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from suite.pipeline.planning.devices import DEVICES, GIB, Machine
 from suite.pipeline.planning.simulate import Link, Links
 from tests.experiments.planning.works import LAPTOP, translation

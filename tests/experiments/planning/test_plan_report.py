@@ -11,7 +11,8 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts, in_figures, in_hour_interval, in_hours
-from experiments.planning.planner import estimated_costs, plan_workload, try_plan
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.translation.experiment import TranslationExperiment
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB

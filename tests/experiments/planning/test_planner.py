@@ -14,10 +14,10 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Measurable
 from experiments.language_model.experiment import LanguageModelExperiment
-from experiments.planning import planner
-from experiments.planning.neighbours import numbers_of_micro_batches
+from experiments.planning import single_plan
 from experiments.planning.plan_report import LayerCosts
-from experiments.planning.planner import estimated_costs, least_memory, plan_workload, row_errors, try_plan
+from experiments.planning.planner import least_memory, plan_workload
+from experiments.planning.single_plan import estimated_costs, numbers_of_micro_batches, row_errors, try_plan
 from experiments.registry import find, resolve
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
@@ -223,7 +223,7 @@ def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(
     assert 0 < max(counts.simulated) <= 1024
     assert "M = 10,000,000 micro-batches are more than the 1,024 examples" in fault.errors[0]
     assert "use pipeline.micro_batches=1024 or fewer" in fault.errors[0]
-    assert fault.remedies
+    assert fault.remedy
 
 
 @pytest.mark.parametrize(("schedule", "candidates"), [("auto", 8), ("1f1b", 1)])
@@ -257,7 +257,7 @@ def test_a_model_that_is_frozen_whole_is_refused_before_anything_is_priced() -> 
     plain = language(stages=2)
     fault = refused(Frozen.validated(plain.model_dump()), ROOMY, layer_costs)
     assert re.match(r"all \d+ parameters of the model are frozen", str(fault))
-    assert fault.remedies == ()
+    assert fault.remedy == ""
 
 
 def test_the_least_memory_of_a_run_fits_it_and_a_tenth_of_a_gib_less_does_not() -> None:
@@ -418,7 +418,7 @@ def test_the_search_for_micro_batches_goes_on_where_a_step_gets_a_little_longer(
         def step_s(self) -> float:
             return steps[self.experiment.pipeline.micro_batches]
 
-    monkeypatch.setattr(planner, "_try_plan", lambda choice, *_: Planned(choice))
+    monkeypatch.setattr(single_plan, "_try_plan", lambda choice, *_: Planned(choice))
     found = try_plan(work, ROOMY, estimated_costs)
     assert found.experiment.pipeline.micro_batches == 16
     assert found.notes[0].endswith("4.01 s with M = 8, 3.00 s with M = 16, 3.10 s with M = 32")

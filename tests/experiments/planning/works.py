@@ -9,7 +9,8 @@ import pytest
 from experiments.base.cluster import Cluster
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.language_model.runs import language_model
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.registry import resolve
 from experiments.translation.experiment import TranslationExperiment
 from models.language_model import LanguageModelShape

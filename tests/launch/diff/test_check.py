@@ -92,8 +92,7 @@ def test_a_model_that_is_too_large_for_one_process_is_refused_with_numbers(monke
 @pytest.mark.parametrize(("gpus", "devices", "gib"), [(1, 4, 20), (2, 4, 40), (3, 6, 40), (8, 8, 80)])
 def test_the_workers_of_a_check_share_gpus_of_which_there_are_fewer(monkeypatch, gpus, devices, gib):
     monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(gpus, 80 << 30, "gpu", name="H100"))
-    name = "H100" if gpus == devices else f"H100 shared by {devices // gpus}"
-    assert short_training.shared_devices() == Cluster(devices, gib << 30, "gpu", name=name)
+    assert short_training.shared_devices() == Cluster(devices, gib << 30, "gpu", name="H100")
 
 
 def test_cores_are_shared_as_ever(monkeypatch):

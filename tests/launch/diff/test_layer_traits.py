@@ -101,6 +101,15 @@ def test_rows_of_ids_count_too():
     assert [trait.text for trait in traits_of(from_the_end, (IDS,), ROWS)] == [f"{ROWS_DEPEND} of their micro-batch"]
 
 
+def test_rows_of_a_sequence_first_layer_are_those_of_its_second_axis():
+    time_first = X.T.contiguous()  # (WIDTH, ROWS)
+    over_time = Layer(lambda self, x: x.softmax(0) * self.weight.unsqueeze(1))
+    assert list(traits_of(over_time, (time_first,), ROWS)) == []
+    over_rows = Layer(lambda self, x: x.softmax(1) * self.weight.unsqueeze(1))
+    (trait,) = traits_of(over_rows, (time_first,), ROWS)
+    assert trait.text.startswith(ROWS_DEPEND)
+
+
 def test_a_number_among_the_inputs_has_no_rows():
     scaled = Layer(lambda self, factor, x: factor * x * self.weight)
     assert list(traits_of(scaled, (torch.tensor(2.0), X), ROWS)) == []

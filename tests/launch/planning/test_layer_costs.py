@@ -11,7 +11,8 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.language_model.runs import language_model
 from experiments.planning.plan_report import central
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from launch.backends.backend import Backend
 from launch.planning import layer_costs
 from launch.planning.layer_costs import MeasuredCosts

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.planning.neighbours import shrunk_to
+from experiments.planning.fewer_devices import shrunk_to
 from experiments.registry import find
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, reason_to_stop

@@ -3,7 +3,8 @@
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.registry import find
 from launch.train.session import _step_flops
 from suite.pipeline.planning.devices import DEVICES

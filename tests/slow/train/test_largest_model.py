@@ -8,7 +8,8 @@ from pathlib import Path
 LARGEST = """
 import json, resource, time
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.planner import estimated_costs, plan_workload
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.registry import find
 
 cluster = parse_cluster("128x16GiB", Cluster(2, 2**33, "cpu"))

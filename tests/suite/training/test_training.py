@@ -153,7 +153,7 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
         (
             ("gradient", 4, 2),
             ScheduleConfig("zero_bubble", (UNLIMITED,)),
-            "micro-batch 2, layer 4: .*, gradient of input 0",
+            "micro-batch 2, layer 4: .*, gradient of input 0, in action I2",
         ),
     ],
 )
