@@ -33,6 +33,17 @@ SETTINGS = (
 )
 
 
+def nothing(rank, world, rendezvous):
+    pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _usual_forkserver():
+    """Feed processes would start one that has not imported what workers need, and those of all later tests would spend
+    four seconds on it."""
+    run_processes(nothing, 1)
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("feed")

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from launch.backends.processes import PRELOAD
+from launch.backends.processes import modules_to_preload
 from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings
 from suite.training.checkpoint import Saver, Storage, list_checkpoints
@@ -92,7 +92,7 @@ def kill_during_saves(folder, times, seed):
     Returns how often that was the state before the save under way, and the new one. Any other is an assertion's.
     """
     chance, context = random.Random(seed), mp.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(modules_to_preload())
     start, previous, new = 0, 0, 0
     for _ in range(times):
         with tempfile.TemporaryDirectory() as meeting:
