@@ -19,16 +19,16 @@ hypothesis.settings.register_profile("any-speed", deadline=None)
 hypothesis.settings.load_profile("any-speed")
 
 LONG = (
-    "launch/tracking/test_wandb_sync.py", "launch/worker/test_feed_processes.py",
-    "experiments/sweeps/report/test_verdicts.py", "lane/test_lane.py", "launch/train/test_end_to_end.py",
-    "lane/test_planned_bytes.py", "suite/training/test_training.py", "launch/test_run.py",
-    "launch/train/test_own_training.py", "launch/backends/test_processes.py", "suite/pipeline/model/test_batchnorm.py",
-    "experiments/scaling/test_scales.py", "experiments/planning/test_best_plans.py",
-    "launch/backends/test_env_ranks.py", "launch/train/test_new_task.py", "launch/inference/test_score.py",
-    "experiments/planning/test_planner.py", "suite/data/text/test_prepare.py", "launch/benchmarks/test_bench.py",
-    "launch/test_cli.py", "experiments/planning/test_suggestions.py",
-    "suite/pipeline/runtime/test_gradients.py", "launch/train/test_step_flops.py", "lane/test_mutations.py",
-    "suite/pipeline/planning/test_plan.py", "launch/gpu_check/test_gpu_check.py",
+    "launch/train/test_end_to_end.py", "launch/worker/test_feed_processes.py", "launch/tracking/test_wandb_sync.py",
+    "suite/pipeline/runtime/test_gradients.py", "lane/test_lane.py", "suite/pipeline/planning/test_plan.py",
+    "experiments/sweeps/report/test_verdicts.py", "launch/train/test_same_at_every_k.py",
+    "suite/pipeline/model/test_batchnorm.py", "launch/train/test_new_task.py", "launch/benchmarks/test_bench.py",
+    "experiments/planning/test_planner.py", "suite/training/test_training.py", "launch/diff/test_replay.py",
+    "suite/pipeline/schedule/test_schedules.py", "experiments/planning/test_best_plans.py",
+    "launch/backends/test_env_ranks.py", "launch/backends/test_processes.py", "launch/test_run.py",
+    "examples/test_examples.py", "lane/test_planned_bytes.py", "experiments/scaling/test_scales.py",
+    "launch/test_cli.py", "launch/train/test_own_training.py", "launch/train/test_image_run.py",
+    "launch/gpu_check/test_gpu_check.py",
 )  # fmt: skip
 """The files that take longest, longest first."""
 

@@ -72,7 +72,10 @@ def test_the_list_of_commands_is_fixed():
             ["plan", "t24_1_3b_wide", "--cluster", "2x16GiB"],
             ["layer 26 alone needs", "has 16.00 GiB", "the nearest plan that fits: "],
         ),
-        (["plan", "t128_6b", "--cluster", "8xV100"], ["need 128 devices, there are 8 V100", "pipeline.stages=8"]),
+        (
+            ["plan", "transformer_3", "--cluster", "2xV100", "--set", "pipeline.stages=3"],
+            ["need 3 devices, there are 2 V100"],
+        ),
         (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,60"], ["hold 130 layers", "1 left out"]),
         (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,62"], ["hold 132 layers", "1 too many"]),
         (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),

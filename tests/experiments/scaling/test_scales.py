@@ -196,8 +196,6 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
     ("name", "cluster", "settings", "expected"),
     [
         ("t24_1_3b_wide", Cluster(5, 80 * GIB, "gpu"), "", "pipeline.replicas=2 pipeline.micro_batches=32"),
-        ("t128_6b", Cluster(40, 13 * GIB, "gpu"), "", "pipeline.stages=10 pipeline.replicas=4"),
-        ("t48_1_3b_deep", Cluster(3, 16 * GIB, "gpu"), "", "pipeline.stages=3 pipeline.replicas=1"),
         ("t64_3b", Cluster(1024, 11 * GIB, "gpu"), "", "pipeline.schedule=1f1b"),
         ("t64_3b", Cluster(1024, 10 * GIB, "gpu"), "", "pipeline.micro_batches=512 pipeline.schedule=1f1b"),
     ],

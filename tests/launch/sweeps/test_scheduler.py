@@ -236,6 +236,7 @@ def test_devices_of_others_are_not_used_and_all_tasks_are_done(needs, held):
 
 def test_a_task_waits_for_devices_of_others_and_the_numbers_are_shown(monkeypatch):
     monkeypatch.setattr(scheduler, "POLL_S", 0.005)
+    monkeypatch.setattr(scheduler, "COUNTED_S", 0.05)
 
     class PollLog(Log):
         shown = ()
