@@ -35,7 +35,7 @@ BUDGETS = {
     "experiments/huggingface": 1025,
     "experiments/images": 295,
     "experiments/language_model": 305,
-    "experiments/planning": 1330,
+    "experiments/planning": 1395,
     "experiments/report": 295,
     "experiments/scaling": 140,
     "experiments/sweeps": 2505,

@@ -71,7 +71,8 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
                 return f"changes its parameter {name} in a forward, and a recompute would change it again"
         if changes := changed_attributes(attributes, attributes_of(layer)):
             with torch.no_grad():
-                _forward(fresh, _other_rows(inputs))
+                with replaced(copies_of_buffers(fresh)):
+                    _forward(fresh, _other_rows(inputs))
                 if not all(map(same_bits, first, _forward(fresh, inputs))):
                     return f"returns other values after other rows: it {' and '.join(changes)}; {KEEP_STATE}"
         return _backward_error(layer, second) or _evaluation_error(layer, inputs, first)
@@ -127,7 +128,8 @@ def _cause_of_other_values(layer: nn.Module, inputs: Tensors) -> str:
 
 
 def _other_rows(inputs: Tensors) -> Tensors:
-    return tuple(tensor.flip(0) if tensor.dim() else tensor for tensor in inputs)
+    """Returns inputs in another order: of the rows or, if there is one, of its values."""
+    return tuple(tensor.flip(0 if len(tensor) > 1 else -1) if tensor.dim() else tensor for tensor in inputs)
 
 
 def _evaluation_error(layer: nn.Module, inputs: Tensors, in_training: Tensors) -> str:

@@ -25,7 +25,7 @@ from suite.errors import PlanError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.simulate import Links
-from suite.settings import AUTO
+from suite.settings import AUTO, PipelineSettings
 
 SHOWN = 6
 """How many shapes are planned again with every schedule."""
@@ -81,7 +81,7 @@ def first_plans(
     """Returns plans for each K and R with 1F1B, or with the schedule of the run if it is ``fixed``, the fastest first.
     Raises PlanError as ``best_plans`` does."""
     free, fixed = freed(work, fixed)
-    largest, others = shapes(free, cluster, fixed, workers)
+    largest, others = _shapes(free, cluster, fixed, workers)
     try:
         plans = _fitting(free, largest, cluster, cost_model, log)
     except PlanError:
@@ -128,31 +128,35 @@ def _with(work: Experiment, fixed: Collection[str], **changes: Any) -> Experimen
     return work.with_pipeline(work.pipeline.model_copy(update=update))
 
 
-Shapes = Sequence[tuple[int, int]]
+_Shapes = Sequence[tuple[int, int]]
 """Pairs of K and R."""
 
 
-def shapes(
-    work: Experiment, cluster: Cluster, fixed: Collection[str], workers: int | None = None
-) -> tuple[Shapes, Shapes]:
-    """Returns the shapes to which neither a stage nor a replica can be added, and those with the least replicas; or
-    those of so many workers, if there are any."""
+def most_replicas(work: Experiment, cluster: Cluster, fixed: Collection[str]) -> dict[int, int]:
+    """Returns the most replicas for each number of stages that a run with some ``fixed`` settings may have."""
     pipeline, devices = work.pipeline, cluster.devices
     most_rows = work.min_rows // max(1, pipeline.micro_batches)
     least = pipeline.replicas if "replicas" in fixed else 1
     stages = range(1, min(work.list_length // pipeline.virtual_stages, devices // least) + 1)
     if "stages" in fixed:
         stages = range(pipeline.stages, pipeline.stages + 1)
-    exact = [(k, workers // k) for k in stages if workers is not None and workers % k == 0]
+    return {k: least if "replicas" in fixed else max(1, min(most_rows, devices // k)) for k in stages}
+
+
+def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers: int | None) -> tuple[_Shapes, _Shapes]:
+    """Returns the shapes to which neither a stage nor a replica can be added, and those with the least replicas; or
+    those of so many workers, if there are any."""
+    most = most_replicas(work, cluster, fixed)
+    least = work.pipeline.replicas if "replicas" in fixed else 1
+    exact = [(k, workers // k) for k in most if workers is not None and workers % k == 0]
     if exact := [(k, r) for k, r in exact if "replicas" not in fixed or r == least]:
         return exact, []
-    most = {k: least if "replicas" in fixed else max(1, min(most_rows, devices // k)) for k in stages}
     largest = [(k, r) for k, r in most.items() if most.get(k + 1) != r]
     # without any, its plan says what is missing
-    return largest or [(1, least)], [(k, least) for k in stages if (k, least) not in largest]
+    return largest or [(1, least)], [(k, least) for k in most if (k, least) not in largest]
 
 
-def _fitting(work: Experiment, shapes: Shapes, cluster: Cluster, cost_model: CostModel, log: Log) -> list[PlanReport]:
+def _fitting(work: Experiment, shapes: _Shapes, cluster: Cluster, cost_model: CostModel, log: Log) -> list[PlanReport]:
     """Returns the plans of the shapes that fit, the fastest first. Raises the last fault if there is none."""
     plans, fault = [], None
     for stages, replicas in shapes:
@@ -193,8 +197,13 @@ def lines_of(plans: Sequence[PlanReport]) -> Iterator[str]:
 
 def settings_of(report: PlanReport, work: Experiment) -> str:
     """Returns the pipeline settings with which another experiment has this plan."""
-    wanted, before = report.plan.pipeline, work.pipeline
+    wanted = report.plan.pipeline
     if wanted.schedule == "search":  # it is searched again, and found again
         wanted = report.experiment.pipeline
+    return changed_settings(wanted, work.pipeline)
+
+
+def changed_settings(wanted: PipelineSettings, before: PipelineSettings) -> str:
+    """Returns the settings, of those that a search chooses, that make a pipeline of another one."""
     changed = [name for name in PIPELINE_NAMES if getattr(wanted, name) != getattr(before, name)]
     return " ".join(f"pipeline.{name}={getattr(wanted, name)}" for name in changed)

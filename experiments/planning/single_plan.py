@@ -56,7 +56,7 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
 
 @lru_cache(maxsize=64)
 def _estimated(keyed: KeyedWork, device: Device, logits_bytes: int) -> tuple[LayerCost, ...]:
-    """Cached, because the search for the closest plans needs the same costs many times."""
+    """Cached, because the search for the nearest plan needs the same costs many times."""
     work = keyed.work
     layers, loss = work.build()
     set_logits_bytes(layers, logits_bytes)

@@ -113,7 +113,11 @@ def _depends_on_others(layer: nn.Module, inputs: Tensors, outputs: Tensors, rows
     if rows < 2:
         return False
     sources = torch.tensor([row if row % 2 == kept else abs(row - 1) for row in range(rows)])
-    changed, own = _rows_of(inputs, rows, sources), torch.arange(kept, rows, 2)
+    has_rows = [tensor.dim() > 0 and len(tensor) == rows for tensor in inputs]
+    changed = tuple(tensor[sources] if own else tensor for tensor, own in zip(inputs, has_rows, strict=True))
+    if not any(has_rows):  # a layer on sequences may have them on its second axis
+        changed = _rows_of(inputs, rows, sources)
+    own = torch.arange(kept, rows, 2)
     return not _equal(_rows_of(outputs, rows, own), _rows_of(_Trial(layer, changed).outputs, rows, own))
 
 

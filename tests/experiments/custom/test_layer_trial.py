@@ -93,6 +93,7 @@ GOOD = {
     "NaN": Layer(lambda self, x: x * torch.nan),
     "integers": Layer(lambda self, x: (x > 0).long()),
     "what it saw last": Layer(lambda self, x: setattr(self, "last", x.detach()) or x),
+    "a buffer, and what it saw last": Layer(lambda self, x: setattr(self, "last", x) or counts_in_a_buffer(self, x)),
     "complex inside": Layer(lambda self, x: torch.fft.irfft(torch.fft.rfft(x), n=WIDTH)),
 }
 BAD = {
@@ -146,6 +147,11 @@ def test_layers_that_a_pipeline_can_run_pass_and_keep_their_buffers(name):
 def test_a_layer_that_it_cannot_repeat_or_send_is_refused_with_the_reason(name):
     layer, reason = BAD[name]
     assert reason in trial_error(layer, (X,))
+
+
+def test_one_row_tells_what_a_layer_remembers_of_others():
+    layer = Layer(adds_its_first_rows, cache=[])
+    assert "returns other values after other rows" in trial_error(layer, (X[:1],))
 
 
 def test_a_branch_on_values_is_found_without_values():

@@ -86,12 +86,18 @@ def test_wsd_decays_in_the_last_tenth_of_the_run_unless_set() -> None:
 
 def test_a_refused_plan_suggests_none_that_batchnorm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.planning.single_plan.GPU_PROCESS_BYTES", 0)
-    small = "train.batch_images=16 pipeline.micro_batches=4 images.size=4 pipeline.stages=1"
+    small = "train.batch_images=16 pipeline.micro_batches=1 images.size=4 pipeline.stages=1 pipeline.remat=always"
     work = find("amoebanet_fashion").with_settings(small)
+
+    def with_micro_batches(count: int) -> Any:
+        return work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))
+
+    plan = plan_workload(with_micro_batches(8), Cluster(1, 1 << 30, "gpu"), estimated_costs).plan
+    enough = int(plan.cells[0].peak_bytes / 0.94)  # with the reserve
     with pytest.raises(PlanError) as error:
-        plan_workload(work, Cluster(1, 5 << 20, "gpu"), estimated_costs)
-    assert "micro_batches=16" not in str(error.value)
-    one_each = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": 16}))
+        plan_workload(work, Cluster(1, enough, "gpu"), estimated_costs)
+    assert 'pipeline.micro_batches=8"' in error.value.remedy
+    one_each = with_micro_batches(16)
     with pytest.raises(PlanError, match="BatchNorm needs two values per channel"):
         plan_workload(one_each, Cluster(1, 1 << 40, "gpu"), estimated_costs)
 

@@ -216,7 +216,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
 @pytest.mark.parametrize("schedule", ["auto", "1f1b"])
 def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(schedule: str, counts: Counts) -> None:
-    """Ten million of them would take minutes and gigabytes to plan; only the nearest plans are made."""
+    """Ten million of them would take minutes and gigabytes to plan; only the nearest plan is made."""
     work = translation(f"pipeline.schedule={schedule} pipeline.stages=2 pipeline.micro_batches=10000000")
     fault = refused(work, ROOMY)
     assert 0 < max(counts.generated) <= 1024

@@ -11,10 +11,11 @@ import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
+from experiments.planning import planner
 from experiments.planning.fewer_devices import limit_replicas_to_cluster
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.single_plan import estimated_costs, try_plan, with_most_micro_batches
 from experiments.translation.experiment import TranslationExperiment
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
@@ -141,6 +142,33 @@ def test_a_schedule_from_a_file_gets_a_smaller_mini_batch_because_its_micro_batc
     fault = refused(work, cluster)
     assert settings_of(fault) == "pipeline.remat=auto train.batch_tokens=2048"
     again(work, fault.remedy, cluster, estimated_costs)
+
+
+def test_of_many_devices_as_few_more_are_taken_as_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "FREE", (("stages",),))
+    work = translation("pipeline.stages=1")
+    fault = refused(work, Cluster(7, max(peaks(work)) - MIB, "gpu"))
+    assert settings_of(fault) == "pipeline.stages=2"
+
+
+def test_where_the_plan_chooses_m_the_advice_has_its_number() -> None:
+    work = translation("pipeline.stages=2 pipeline.micro_batches=auto pipeline.remat=never train.batch_tokens=4096")
+    roomy = parse_cluster("2xH100", LAPTOP)
+    least = max(cell.peak_bytes for cell in try_plan(with_most_micro_batches(work), roomy, estimated_costs).plan.cells)
+    cluster = replace(roomy, bytes_per_device=least)  # of which 5% are kept free
+    fault = refused(work, cluster)
+    assert re.findall(r"\.(\w+)=", settings_of(fault)) == ["micro_batches", "remat"]
+    again(work, fault.remedy, cluster, estimated_costs)
+
+
+def test_what_does_not_fit_as_measured_is_not_advised_because_it_does_as_estimated() -> None:
+    def measured(work: Measurable, cluster: Cluster) -> LayerCosts:
+        found = estimated_costs(work, cluster)
+        return replace(found, costs=tuple(replace(c, activation_bytes=9 * c.activation_bytes) for c in found.costs))
+
+    work = translation("pipeline.stages=2")
+    fault = refused(work, Cluster(2, 2 * max(peaks(work)), "gpu"), measured)
+    assert settings_of(fault) == "pipeline.remat=auto"
 
 
 def test_without_any_plan_that_fits_none_is_promised() -> None:
