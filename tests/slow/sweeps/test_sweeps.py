@@ -65,14 +65,14 @@ class Sweep:
                 return child
         raise AssertionError(f"no process of {name}: {self.printed}")
 
-    def wait_for(self, condition, seconds=300):
+    def wait_for(self, condition, seconds=600):
         end = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, self.printed
             assert time.monotonic() < end, self.printed
             time.sleep(0.1)
 
-    def wait(self, code, seconds=400):
+    def wait(self, code, seconds=800):
         assert self.process.wait(seconds) == code, self.printed
 
     def end(self):
