@@ -69,7 +69,8 @@ class StageOptimizer:
         self.stage, self.coord, self._layers, self._ties, self._settings = stage, coord, layers, ties, settings
         self._trainable = {key: p for key, p in stage.named_parameters().items() if p.requires_grad}
         self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
-        sharded = coord.replicas > 1 and settings.state_names and self._trainable
+        has_fp32 = {parameter.dtype for parameter in self._trainable.values()} == {torch.float32}
+        sharded = coord.replicas > 1 and settings.state_names and has_fp32  # ZeRO loses gradients of other dtypes
         make_state = ShardedState if sharded else ReplicatedState
         of_each = {key: factors("{}.{}".format(*ties.owner(*key)), p) for key, p in self._trainable.items()}
         self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device, of_each)
@@ -138,9 +139,9 @@ class StageOptimizer:
         Raises CheckpointError for the state of another optimizer.
         """
         expected = state_shapes(tuple(self._trainable[key].shape), self._settings)
-        if {name: (tuple(value.shape), value.dtype) for name, value in state.items()} != {
-            name: (shape, torch.float32) for name, shape in expected.items()
-        }:
+        dtypes = {torch.float32, self._trainable[key].dtype}
+        shapes = {name: tuple(value.shape) for name, value in state.items()}
+        if shapes != expected or not {value.dtype for value in state.values()} <= dtypes:
             saved = {name: tuple(value.shape) for name, value in sorted(state.items())}
             raise CheckpointError(
                 f"the optimizer state of layer {key[0]}, {key[1]} is {saved}, {self._settings.name} needs "

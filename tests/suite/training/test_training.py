@@ -4,11 +4,14 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError, NonFiniteError
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
+from tests.suite.pipeline.build import join
+from tests.suite.training import work
 from tests.suite.training.work import interrupted, merge, run
 
 
@@ -135,6 +138,19 @@ def test_adafactor_is_bit_equal_over_k_and_trains_alike_with_replicas():
     alone = trained(1, optimizer="adafactor")
     assert_same(alone, trained(2, optimizer="adafactor"))
     assert_same(alone, trained(1, replicas=2, optimizer="adafactor"), tolerance=1e-6)
+
+
+def in_fp64(rank, world, rendezvous, stages, replicas, until, folder=None, resume=False):
+    join(rank, world, rendezvous)
+    return work.trained(rank, stages, replicas, until, folder, resume, dtype=torch.float64)
+
+
+def test_fp64_trains_alike_with_replicas_and_resumes(tmp_path):
+    whole = merge(run_processes(in_fp64, 1, 1, 1, 6))
+    assert_same(whole, merge(run_processes(in_fp64, 4, 2, 2, 6)), tolerance=1e-11)
+    first, _ = merge(run_processes(in_fp64, 2, 1, 2, 3, str(tmp_path)))
+    rest, weights = merge(run_processes(in_fp64, 2, 2, 1, 6, str(tmp_path), True))
+    assert_same(whole, (first + rest, weights), tolerance=1e-11)
 
 
 def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):

@@ -55,13 +55,13 @@ def run(
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
     once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(), profile=None,
-    factors=lambda *_: (1.0, 1.0), fingerprints=None,
+    factors=lambda *_: (1.0, 1.0), fingerprints=None, dtype=torch.float32,
 ):  # fmt: skip
     """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes, ``profile`` a folder and
     the steps to profile, ``factors`` those of each parameter's update, ``fingerprints`` a folder for those of all
     steps."""
     coord = RankCoord(rank, stages, replicas)
-    layers = freeze(toy_layers(), frozen)
+    layers = freeze(toy_layers(dtype), frozen)
     executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
     progress = Progress()
     found = None
