@@ -38,8 +38,8 @@ shorter where more micro-batches are small enough to be kept, and not recomputed
 def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     """Estimates costs from operations and bytes on the cluster's declared device.
 
-    For this machine, which has no declared device, uses its memory and the speed of a TPUv3 core; the callers then only
-    use the bytes.
+    For this machine, which has no declared device, uses its memory and the speed of a TPUv3 core: the bytes are right,
+    and seconds only beside each other.
     """
     device = cluster.device
     if device is None:

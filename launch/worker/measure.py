@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -58,7 +57,7 @@ def measure_layers(
     log_to(log_file)
     load = os.getloadavg()[0]
     keep_freed_memory()  # as a run's workers do
-    device = init_process_group(rank, world, rendezvous, threads, shared_gpu(rank, world) if use_gpu else None)
+    device = init_process_group(rank, world, rendezvous, threads, rank if use_gpu else None)
     sample = workload.sample()
     anonymous_bytes = _resident_bytes("RssAnon")  # with the open data, which a run's workers have too
     layers, loss = workload.build()
@@ -81,17 +80,17 @@ def measure_layers(
         majority,
     )
     computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)
-    process_bytes = _process_bytes(device, anonymous_bytes, world)
+    process_bytes = _process_bytes(device, anonymous_bytes)
     size = max(1, max(cost.boundary_bytes for cost in costs))
     link = measure_link(rank, size, device, computes) if world > 1 else Link()
     dist.destroy_process_group()
     return LayerMeasurements(tuple(costs), link, process_bytes, load)
 
 
-def _process_bytes(device: torch.device, anonymous_bytes: int, world: int) -> int:
+def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
     """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none. On a GPU that
     includes the workspaces of libraries such as cuBLAS, the only tensors left here; there is no NCCL communicator yet,
-    which a plan adds (``suite.pipeline.planning.communicators``). Processes that share a GPU take equal parts of it.
+    which a plan adds (``suite.pipeline.planning.communicators``).
 
     On the host these are ``anonymous_bytes``, counted before there were tensors, and the pages of files: those of the
     libraries' code become resident only when it runs.
@@ -100,8 +99,7 @@ def _process_bytes(device: torch.device, anonymous_bytes: int, world: int) -> in
         gc.collect()
         free, total = module_of(device).mem_get_info(device)
         unused = module_of(device).memory_reserved(device) - module_of(device).memory_allocated(device)
-        sharing = math.ceil(world / module_of(device).device_count())
-        return max(0, int((total - free) // sharing - unused))
+        return max(0, int(total - free - unused))
     return anonymous_bytes + _resident_bytes("RssFile") + _resident_bytes("RssShmem")
 
 

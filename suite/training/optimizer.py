@@ -5,8 +5,8 @@
 
 With R = 1 there is nothing to shard and each parameter stays a separate tensor, so results are bit-identical for all K.
 ZeRO-2 and 3 are not supported: they shard gradients and weights per micro-batch, which costs a pipeline M times per
-step. Adafactor's factored moments need whole matrices, which ZeRO flattens, and SGD without momentum has no state, so
-both run without ZeRO.
+step. Three cases run without ZeRO: Adafactor, whose factored moments need whole matrices, which ZeRO flattens; SGD
+without momentum, which has no state; and parameters that are not fp32, whose gradients ZeRO loses.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class StageOptimizer:
         self._trainable = {key: p for key, p in stage.named_parameters().items() if p.requires_grad}
         self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
         has_fp32 = {parameter.dtype for parameter in self._trainable.values()} == {torch.float32}
-        sharded = coord.replicas > 1 and settings.state_names and has_fp32  # ZeRO loses gradients of other dtypes
+        sharded = coord.replicas > 1 and settings.state_names and has_fp32
         make_state = ShardedState if sharded else ReplicatedState
         of_each = {key: factors("{}.{}".format(*ties.owner(*key)), p) for key, p in self._trainable.items()}
         self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device, of_each)

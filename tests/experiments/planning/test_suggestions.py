@@ -11,7 +11,7 @@ import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.workload import Measurable
-from experiments.planning import planner
+from experiments.planning import nearest
 from experiments.planning.fewer_devices import limit_replicas_to_cluster
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.planner import plan_workload
@@ -145,7 +145,7 @@ def test_a_schedule_from_a_file_gets_a_smaller_mini_batch_because_its_micro_batc
 
 
 def test_of_many_devices_as_few_more_are_taken_as_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "FREE", (("stages",),))
+    monkeypatch.setattr(nearest, "FREE", (("stages",),))
     work = translation("pipeline.stages=1")
     fault = refused(work, Cluster(7, max(peaks(work)) - MIB, "gpu"))
     assert settings_of(fault) == "pipeline.stages=2"

@@ -16,16 +16,12 @@ from suite.settings import PipelineSettings
 
 
 def test_the_process_on_a_gpu_is_all_but_free_memory_and_what_torch_keeps_for_tensors(monkeypatch):
-    """Of 100 bytes 40 are free, and torch keeps 30, of which 5 are workspaces of libraries. There are two GPUs."""
+    """Of 100 bytes 40 are free, and torch keeps 30, of which 5 are workspaces of libraries."""
     module = SimpleNamespace(
-        mem_get_info=lambda device: (40, 100),
-        memory_reserved=lambda device: 30,
-        memory_allocated=lambda device: 5,
-        device_count=lambda: 2,
+        mem_get_info=lambda device: (40, 100), memory_reserved=lambda device: 30, memory_allocated=lambda device: 5
     )
     monkeypatch.setattr(measure, "module_of", lambda device: module)
-    assert measure._process_bytes(torch.device("cuda", 0), 0, 2) == 100 - 40 - (30 - 5)
-    assert measure._process_bytes(torch.device("cuda", 0), 0, 4) == (100 - 40) // 2 - (30 - 5)
+    assert measure._process_bytes(torch.device("cuda", 0), 0) == 100 - 40 - (30 - 5)
 
 
 def overhead_s(rank, world, rendezvous, work, log):
