@@ -5,21 +5,21 @@
     step, layer                   the whole gradient of each parameter before clipping, and the parameter and the
                                   buffers afterwards
 
-A fingerprint has a hash of the bits, the norm, and a sketch: each value is added with a random sign to one of 32 sums,
-drawn at random (Charikar et al. 2002). The norm of the difference of two sketches estimates that of two tensors, within
-a fifth mostly. So neither K nor the schedule matters, and no tensor is stored.
+A fingerprint has a hash of the bits, the norm, and a sketch: each value is added with a random sign to one of 32 sums
+(Charikar et al. 2002). The norm of the difference of two sketches estimates that of two tensors, within a fifth mostly.
+So neither K nor the schedule matters, and no tensor is stored.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from suite.device import generator_of
@@ -33,8 +33,11 @@ from suite.training.stage_optimizer import StageOptimizer
 SKETCH = 32
 """Sums of a sketch."""
 
-PART = 1 << 20
-"""Values that are summed at once."""
+PLACES = 32 * SKETCH
+"""Of the grid in which values are added before the sums."""
+
+PART = 63 << 10
+"""Values that are summed at once: few enough for a core's caches, and no usual width of a matrix."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +52,42 @@ class Fingerprint:
     def of(tensor: Tensor) -> Fingerprint:
         """Returns the fingerprint of a tensor's values in their order; -0 counts as 0."""
         values = tensor.detach().reshape(-1) + 0.0
-        digest = hashlib.blake2b(values.cpu().view(torch.uint8).numpy().tobytes(), digest_size=8).hexdigest()
-        sketch = torch.zeros(SKETCH, dtype=torch.float64, device=values.device)
-        for number, part in enumerate(values.split(PART)):
-            sums, signs = (each.to(part.device) for each in _random_sums(number, part.numel()))
-            sketch.index_add_(0, sums, part.double() * signs)
+        digest = xxhash.xxh3_64_hexdigest(values.cpu().view(torch.uint8).numpy())
         norm = torch.linalg.vector_norm(values, dtype=torch.float64)
-        return Fingerprint(digest, float(norm), tuple(sketch.tolist()))
+        return Fingerprint(digest, float(norm), tuple(_sketch(values).tolist()))
 
     def distance(self, other: Fingerprint) -> float:
         """Returns about the norm of the difference of two tensors of one shape."""
         return float(sum((a - b) ** 2 for a, b in zip(self.sketch, other.sketch, strict=True))) ** 0.5
 
 
-@lru_cache(maxsize=64)
-def _random_sums(number: int, count: int) -> tuple[Tensor, Tensor]:
-    """Returns the sum to which each value of a part of a tensor is added, and its sign."""
-    generator = torch.Generator().manual_seed(number)
-    sums = torch.randint(SKETCH, (count,), generator=generator, dtype=torch.int32)
-    return sums, 2 * torch.randint(2, (count,), generator=generator, dtype=torch.int8) - 1
+def _sketch(values: Tensor) -> Tensor:
+    """Returns the sums of a vector's values with their signs. A part of the vector is cut into 32 pieces, one behind
+    the other. Value ``i`` of a piece is added to column ``i % 32`` of the piece's row in a grid, and each place of the
+    grid to one of the sums."""
+    grid = torch.zeros(PLACES, dtype=torch.float64, device=values.device)
+    for number, part in enumerate(values.split(PART)):
+        signed = part * _signs(number, part.device)[: part.numel()]
+        rest = part.numel() % PLACES
+        if part.numel() > rest:
+            pieces = signed[: part.numel() - rest].view(PLACES // SKETCH, -1, SKETCH)
+            grid += pieces.sum(1, dtype=torch.float64).flatten()
+        grid[:rest] += signed[part.numel() - rest :]
+    return grid.new_zeros(SKETCH).index_add_(0, _sum_of_place(values.device), grid)
+
+
+@cache
+def _signs(part: int, device: torch.device) -> Tensor:
+    """Returns the random signs of a part's values."""
+    generator = torch.Generator().manual_seed(part)
+    return (2 * torch.randint(2, (PART,), generator=generator, dtype=torch.int8) - 1).to(device)
+
+
+@cache
+def _sum_of_place(device: torch.device) -> Tensor:
+    """Returns the sum of each place of the grid, drawn at random. The seed is that of no signs: numbers drawn from one
+    seed would give all values of a sum the same sign."""
+    return torch.randint(SKETCH, (PLACES,), generator=torch.Generator().manual_seed(2**31)).to(device)
 
 
 Key = tuple[int, int | None, int, str]

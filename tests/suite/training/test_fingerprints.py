@@ -55,13 +55,25 @@ def test_sketches_estimate_how_far_two_tensors_are_apart():
     assert min(ratios) > 0.5
 
 
-def test_a_difference_in_one_column_is_estimated_as_well():
+def test_a_difference_of_equal_values_is_estimated_as_well():
+    ratios = []
+    for count in range(20, 1020):
+        one = torch.randn(count, generator=torch.Generator().manual_seed(count))
+        ratios.append(Fingerprint.of(one).distance(Fingerprint.of(one + 1.0)) / count**0.5)
+    assert min(ratios) > 0.6
+    assert max(ratios) < 1.4
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (500, 30), (48, 1000), (3000, 31), (33, 2079)])
+@pytest.mark.parametrize("is_column", [True, False])
+def test_a_difference_in_one_row_or_column_is_estimated_as_well(shape, is_column):
     ratios = []
     for seed in range(200):
-        one = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))
+        one = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
         other = one.clone()
-        other[:, seed % 64] += 1.0
-        ratios.append(Fingerprint.of(one).distance(Fingerprint.of(other)) / 8)
+        changed = other[:, seed % shape[1]] if is_column else other[seed % shape[0]]
+        changed += 1.0
+        ratios.append(Fingerprint.of(one).distance(Fingerprint.of(other)) / len(changed) ** 0.5)
     assert min(ratios) > 0.4
     assert max(ratios) < 1.8
 
