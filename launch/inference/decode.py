@@ -14,9 +14,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Generic
 
+import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
@@ -29,7 +31,6 @@ from launch.runs.store import RunFolder, resume_command
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
-from suite.data.text.packing import pad_to_rectangle
 from suite.data.text.tokenizer import PAD_ID
 from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
@@ -178,7 +179,10 @@ def decode_groups(
     stages before the last, empty ones. ``on_group`` gets the numbers and the results of each finished group."""
     groups = method.groups(sources)
     searches = {number: method.search(sources, group) for number, group in enumerate(groups)}
-    rows = [pad_to_rectangle([sources[at] for at in group], PAD_ID) for group in groups]
+    rows = [
+        pad_sequence([torch.tensor(sources[at]) for at in group], batch_first=True, padding_value=PAD_ID)
+        for group in groups
+    ]
     decoder.run(
         rows, method.first, searches.__getitem__, lambda number: on_group(groups[number], searches[number].results)
     )

@@ -58,8 +58,11 @@ class Beam:
         past = self._tokens.gather(1, parents[..., None].expand(-1, -1, self._tokens.shape[2]))
         self._tokens = torch.cat((past, tokens[..., None]), dim=2)
         self._scores = self._without_ended(scores, tokens)
-        remaining = self._not_done()
-        self._remove_done(remaining)
+        reachable = self._scores.amax(1) / self._divisor(self._limits)
+        remaining = (reachable > self._best).nonzero().flatten()  # in which a live hypothesis can still be best
+        self._sentences = [self._sentences[at] for at in remaining.tolist()]
+        self._limits, self._best = self._limits[remaining], self._best[remaining]
+        self._scores, self._tokens = self._scores[remaining], self._tokens[remaining]
         return BeamUpdate(remaining, parents[remaining], tokens[remaining])
 
     def _without_ended(self, scores: Tensor, tokens: Tensor) -> Tensor:
@@ -73,16 +76,6 @@ class Beam:
             self.scores[self._sentences[at]] = float(best[at])
         self._best = torch.maximum(best, self._best)
         return scores.masked_fill(ended, -torch.inf)
-
-    def _not_done(self) -> Tensor:
-        """Returns the indices of sentences in which a live hypothesis can still be best."""
-        reachable = self._scores.amax(1) / self._divisor(self._limits)
-        return (reachable > self._best).nonzero().flatten()
-
-    def _remove_done(self, remaining: Tensor) -> None:
-        self._sentences = [self._sentences[at] for at in remaining.tolist()]
-        self._limits, self._best = self._limits[remaining], self._best[remaining]
-        self._scores, self._tokens = self._scores[remaining], self._tokens[remaining]
 
     def _divisor(self, length: Tensor) -> Tensor:
         return ((5 + length) / 6) ** self._penalty

@@ -92,7 +92,9 @@ class Decoder:
                 if self._coord.is_last:
                     on_finished(number)
 
-        with self._part.weights_cast_once():
+        # bf16 casts each weight once: autocast keeps a copy until its outermost context ends. It keeps none in
+        # inference mode, so the layers run under torch.no_grad
+        with torch.autocast(self._device.type, enabled=False):
             if self._coord.stage < self._entry:
                 for number, source in remaining:
                     self._begin(number, source, first)
@@ -108,9 +110,14 @@ class Decoder:
         outputs, caches = self._begin(number, source, first)
         sentences, hypotheses = len(source), 1
         while True:
-            choice = self._choose_and_send(beam_search, outputs[0]) if beam_search is not None else None
+            if beam_search is not None:
+                update = beam_search.advance(outputs[0])
+                for stage in self._decoding_stages:
+                    stage.send((update.kept, update.parents, update.tokens))
             yield True
-            update = choice if choice is not None else self._recv_choice(number)
+            if beam_search is None:
+                assert self._choice_channel is not None
+                update = BeamUpdate(*self._choice_channel.recv(f"the choice for group {number}"))
             if update.finished:
                 return
             update.apply(caches, sentences, hypotheses, self._device)
@@ -138,13 +145,3 @@ class Decoder:
         if self._next_stage is not None:
             self._next_stage.send(outputs)
         return outputs
-
-    def _choose_and_send(self, beam_search: Search, logits: Tensor) -> BeamUpdate:
-        update = beam_search.advance(logits)
-        for channel_to_stage in self._decoding_stages:
-            channel_to_stage.send((update.kept, update.parents, update.tokens))
-        return update
-
-    def _recv_choice(self, number: int) -> BeamUpdate:
-        assert self._choice_channel is not None
-        return BeamUpdate(*self._choice_channel.recv(f"the choice for group {number}"))

@@ -93,11 +93,6 @@ class CachedLayers:
         for layer in layers:
             layer.eval()
 
-    def weights_cast_once(self) -> torch.autocast:
-        """Returns a context in which bf16 casts each weight once: autocast keeps a copy until its outermost context
-        ends. It keeps none in inference mode, so the layers run under ``torch.no_grad``."""
-        return torch.autocast(self._device.type, enabled=False)
-
     @torch.no_grad()
     def prefill(self, inputs: Tensors) -> tuple[Tensors, list[LayerCache]]:
         """Runs all layers on the first positions; returns the last one's outputs, and the caches."""

@@ -12,7 +12,6 @@ count 1 and 2 (Ney, Essen and Kneser 1994); 0.5 where n1 or n2 is 0.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,58 +38,42 @@ def ngram_nll(train: NDArray[Any], rows: NDArray[Any], vocabulary: int, orders: 
             ends = np.arange(max(1, n - 1), (labels if n == order else min(labels, n - 1)) + 1)
             if len(ends):
                 ngrams = rows[:, ends[:, None] + np.arange(1 - n, 1)].reshape(-1, n).astype(np.int64)
-                total -= float(np.log(KneserNey.count(train, n, vocabulary).probabilities(ngrams)).sum())
+                total -= float(np.log(KneserNey(train, n, vocabulary).probabilities(ngrams)).sum())
         scores.append(total / (len(rows) * labels))
     return scores
 
 
-@dataclass(frozen=True)
 class _Order:
-    """The counts of one order. Keys are n-grams as numbers of base ``vocabulary``, sorted."""
+    """The counts of one order. Keys are n-grams as numbers of base ``vocabulary``, sorted; ``followers`` is N(h)."""
 
-    keys: Ints
-    counts: Ints
-    contexts: Ints
-    context_counts: Ints
-    followers: Ints
-    """N(h) of each context."""
-    discount: float
-
-    @classmethod
-    def count(cls, ngrams: Ints, vocabulary: int) -> _Order:
+    def __init__(self, ngrams: Ints, vocabulary: int) -> None:
         """Counts n-grams, which are numbers."""
-        keys, counts = np.unique(ngrams, return_counts=True)
-        contexts, first, followers = np.unique(keys // vocabulary, return_index=True, return_counts=True)
-        once, twice = int((counts == 1).sum()), int((counts == 2).sum())
-        discount = once / (once + 2 * twice) if once and twice else 0.5
-        return cls(keys, counts, contexts, np.add.reduceat(counts, first), followers, discount)
+        self.keys, self.counts = np.unique(ngrams, return_counts=True)
+        self.contexts, first, self.followers = np.unique(self.keys // vocabulary, return_index=True, return_counts=True)
+        self.context_counts: Ints = np.add.reduceat(self.counts, first)
+        once, twice = int((self.counts == 1).sum()), int((self.counts == 2).sum())
+        self.discount = once / (once + 2 * twice) if once and twice else 0.5
 
 
-@dataclass(frozen=True)
 class KneserNey:
     """An interpolated Kneser-Ney model of one order."""
 
-    vocabulary: int
-    orders: tuple[_Order, ...]
-    """From unigrams on."""
-
-    @classmethod
-    def count(cls, tokens: NDArray[Any], order: int, vocabulary: int) -> KneserNey:
+    def __init__(self, tokens: NDArray[Any], order: int, vocabulary: int) -> None:
         """Counts the n-grams of a sequence of at least ``order`` token ids."""
         assert vocabulary**order < 2**63, (vocabulary, order)
         ids = tokens[:MOST_TOKENS].astype(np.int64)
-        orders = [_Order.count(_keys(np.lib.stride_tricks.sliding_window_view(ids, order), vocabulary), vocabulary)]
+        orders = [_Order(_keys(np.lib.stride_tricks.sliding_window_view(ids, order), vocabulary), vocabulary)]
         for below in range(order - 1, 0, -1):
-            orders.insert(0, _Order.count(orders[0].keys % vocabulary**below, vocabulary))
-        return cls(vocabulary, tuple(orders))
+            orders.insert(0, _Order(orders[0].keys % vocabulary**below, vocabulary))
+        self._vocabulary, self._orders = vocabulary, orders
 
     def probabilities(self, ngrams: Ints) -> NDArray[np.float64]:
         """Returns P(last token | the others) of each row of (n-grams, order)."""
-        result = np.full(len(ngrams), 1 / self.vocabulary)
-        for number, order in enumerate(self.orders, 1):
-            keys = _keys(ngrams[:, -number:], self.vocabulary)
+        result = np.full(len(ngrams), 1 / self._vocabulary)
+        for number, order in enumerate(self._orders, 1):
+            keys = _keys(ngrams[:, -number:], self._vocabulary)
             counts = _look_up(order.keys, order.counts, keys)
-            contexts = keys // self.vocabulary
+            contexts = keys // self._vocabulary
             totals = _look_up(order.contexts, order.context_counts, contexts)
             followers = _look_up(order.contexts, order.followers, contexts)
             own = np.maximum(counts - order.discount, 0) + order.discount * followers * result

@@ -9,7 +9,6 @@ that stays the narrowest. Many pairs are packed in groups, side by side: numpy p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,15 +80,10 @@ def padded(width: Any, multiple: int) -> Any:
     return -(-width // multiple) * multiple
 
 
-def fill_rectangle(ids: NDArray[Any], lengths: NDArray[Any], padding: int, multiple: int = 1) -> Tensor:
+def fill_rectangle(ids: NDArray[Any], lengths: NDArray[Any], padding: int, multiple: int) -> Tensor:
     """Returns rows of these lengths, whose ids follow each other, as one int64 tensor (rows, width), padded at the
     right. The width is the longest length, rounded up to a multiple."""
     width = padded(int(lengths.max()), multiple)
     rectangle = np.full((len(lengths), width), padding, dtype=np.int64)
     rectangle[np.arange(width) < lengths[:, None]] = ids
     return torch.from_numpy(rectangle)
-
-
-def pad_to_rectangle(rows: Sequence[Sequence[int]], padding: int) -> Tensor:
-    """Returns the rows as one int64 tensor (rows, longest length), padded at the right."""
-    return fill_rectangle(np.concatenate(rows), np.array([len(row) for row in rows]), padding)

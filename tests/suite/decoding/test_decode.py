@@ -4,10 +4,10 @@ import time
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from launch.backends.processes import run_processes
 from models.transformer import TransformerShape, layers
-from suite.data.text.packing import pad_to_rectangle
 from suite.decoding.beam import Beam
 from suite.decoding.decode import Decoder
 from suite.decoding.grouping import group_by_length
@@ -63,8 +63,9 @@ def write_with(coord, cells, at_once, size, late):
     groups = [order[start : start + at_once] for start in range(0, len(order), at_once)]
     beams = [Beam([limit(sources[at]) for at in group], size, END) for group in groups]
     done = []
-    decoder.run([pad_to_rectangle([sources[at] for at in group], PADDING) for group in groups], BEGIN,
-                beams.__getitem__, done.append)  # fmt: skip
+    rows = [pad_sequence([torch.tensor(sources[at]) for at in group], batch_first=True, padding_value=PADDING)
+            for group in groups]  # fmt: skip
+    decoder.run(rows, BEGIN, beams.__getitem__, done.append)
     if not coord.is_last:
         return None
     assert sorted(done) == list(range(len(groups)))

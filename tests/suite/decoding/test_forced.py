@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from launch.inference.methods import ForcedScoring
-from suite.data.text.packing import pad_to_rectangle
 from suite.decoding.decode import Decoder
 from suite.decoding.forced import ForcedDecoding
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
@@ -30,7 +30,8 @@ def test_the_nll_is_that_of_the_whole_forward():
     )
     groups = method.groups(sources)
     searches = [method.search(sources, group) for group in groups]
-    rows = [pad_to_rectangle([sources[at] for at in group], PADDING) for group in groups]
+    rows = [pad_sequence([torch.tensor(sources[at]) for at in group], batch_first=True, padding_value=PADDING)
+            for group in groups]  # fmt: skip
     decoder.run(rows, method.first, searches.__getitem__, lambda number: None)
     found = {at: nll for group, search in zip(groups, searches, strict=True)
              for at, nll in zip(group, search.results, strict=True)}  # fmt: skip

@@ -16,7 +16,7 @@ def test_a_bigram_model_counted_by_hand():
     bigrams    ab 2, ba 1, ac 1, ca 1, bb 1     n1 = 4, n2 = 1: D = 4 / 6
     unigrams   different tokens before a: b, c = 2; b: a, b = 2; c: a = 1     n1 = 1, n2 = 2: D = 1 / 5
     """
-    model = KneserNey.count(np.array([0, 1, 0, 2, 0, 1, 1]), 2, 4)
+    model = KneserNey(np.array([0, 1, 0, 2, 0, 1, 1]), 2, 4)
     low, high = 1 / 5, 4 / 6
     unigram = [(2 - low) / 5, (2 - low) / 5, (1 - low) / 5, 0]
     unigram = [each + low * 3 / 5 / 4 for each in unigram]
@@ -32,7 +32,7 @@ def test_a_bigram_model_counted_by_hand():
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=80), st.integers(1, 3), st.data())
 def test_probabilities_of_all_tokens_sum_to_one_after_any_context(tokens, order, data):
-    model = KneserNey.count(np.array(tokens), order, 7)
+    model = KneserNey(np.array(tokens), order, 7)
     context = data.draw(st.lists(st.integers(0, 6), min_size=order - 1, max_size=order - 1))
     probabilities = model.probabilities(np.array([[*context, token] for token in range(7)]))
     assert probabilities.sum() == pytest.approx(1)
@@ -41,7 +41,7 @@ def test_probabilities_of_all_tokens_sum_to_one_after_any_context(tokens, order,
 
 def test_a_row_is_scored_with_the_tokens_before_it_in_the_row():
     train, row = np.array([0, 1, 2, 0, 1, 3, 2, 1, 0, 1, 2], dtype=np.uint16), [0, 1, 2, 0]
-    bigram, trigram = KneserNey.count(train, 2, 5), KneserNey.count(train, 3, 5)
+    bigram, trigram = KneserNey(train, 2, 5), KneserNey(train, 3, 5)
     parts = [
         bigram.probabilities(np.array([row[:2]])),
         trigram.probabilities(np.array([row[:3]])),
@@ -49,7 +49,7 @@ def test_a_row_is_scored_with_the_tokens_before_it_in_the_row():
     ]
     found = ngram_nll(train, np.array([row]), 5, [3, 1])
     assert found[0] == pytest.approx(-sum(math.log(part[0]) for part in parts) / 3)
-    unigram = KneserNey.count(train, 1, 5).probabilities(np.array([[token] for token in row[1:]]))
+    unigram = KneserNey(train, 1, 5).probabilities(np.array([[token] for token in row[1:]]))
     assert found[1] == pytest.approx(-np.log(unigram).mean())
 
 
