@@ -58,7 +58,7 @@ def model_card(
     head = _HEAD.format(
         name=experiment.name, count=len(languages), layers=experiment.model.layers, parameters=parameters,
         step=step, scale=experiment.scale, example=example, corpus=data.corpus,
-        train=sum(counts[code] for code in languages), vocabulary=data.vocabulary, most=experiment.text.max_length,
+        train=sum(counts[code] for code in languages), vocabulary=len(data.tokenizer), most=experiment.text.max_length,
         languages=", ".join(f"`<2{code}>`" for code in languages),
     )  # fmt: skip
     return (

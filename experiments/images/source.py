@@ -25,7 +25,7 @@ class ImageSource(PreparedSource):
     def __init__(self, experiment: ImageExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
         if coord.is_first or coord.is_last:
-            self._data = ImageData.open(data)
+            self._data = ImageData(data)
             self._batches = ImageBatches(
                 self._data, experiment.images, experiment.train, pipeline.replicas, pipeline.micro_batches
             )

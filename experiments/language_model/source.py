@@ -31,7 +31,7 @@ class DocumentSource(TokenSource):
     def __init__(self, experiment: LanguageModelExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
         if coord.is_first or coord.is_last:
-            self._data = TokenData.open(data)
+            self._data = TokenData(data)
             self._vocabulary = self._data.digest
             self._batches = RowBatches(
                 self._data, experiment.text, experiment.train, pipeline.replicas, pipeline.micro_batches

@@ -17,8 +17,7 @@ from experiments.translation.source import TextSource
 from models.blocks import start_scale
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
-from suite.data.text.corpora import check_corpus
-from suite.data.text.prepare import folder_of, prepare
+from suite.data.text.prepare import check_corpus, folder_of, prepare
 from suite.data.text.subset import train_counts
 from suite.data.text.text import TextData
 from suite.log import Log
@@ -100,7 +99,7 @@ class TranslationExperiment(Experiment):
         if self._prepared is None:
             return []
         languages = self.text.languages
-        train_counts(TextData.open(self._prepared), self.text)
+        train_counts(TextData(self._prepared), self.text)
         if validation_pairs(self._prepared, languages):
             return []
         scope = f" in {', '.join(languages)}" if languages else ""

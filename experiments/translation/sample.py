@@ -28,7 +28,7 @@ def longest_rows(experiment: TranslationExperiment) -> Sample:
 @lru_cache(maxsize=8)
 def validation_pairs(text: Path, languages: tuple[str, ...] | None) -> int:
     """Returns how many validation pairs the languages have."""
-    data = TextData.open(text)
+    data = TextData(text)
     return sum(data.sizes[VALID][language] for language in data.drawn(languages))
 
 
@@ -38,7 +38,7 @@ def from_text(experiment: TranslationExperiment, text: Path) -> Sample:
     pipeline, train = experiment.pipeline, experiment.train
     # as one replica, which gets all micro-batches; with several, the first gets only the shortest sentences
     count = pipeline.replicas * pipeline.micro_batches
-    batches = TranslationBatches(TextData.open(text), experiment.text, train, 1, count)
+    batches = TranslationBatches(TextData(text), experiment.text, train, 1, count)
     parts: list[MicroBatch] = []
     for step in range(max(1, min(16, 50_000 // train.batch_tokens))):
         batch = batches.batch(step, 0)

@@ -25,7 +25,7 @@ class TextSource(TokenSource):
     def __init__(self, experiment: TranslationExperiment, data: Path, coord: RankCoord) -> None:
         self._coord, pipeline = coord, experiment.pipeline
         if coord.is_first or coord.is_last:
-            self._data = TextData.open(data)
+            self._data = TextData(data)
             self._vocabulary = self._data.digest
             self._batches = TranslationBatches(
                 self._data, experiment.text, experiment.train, pipeline.replicas, pipeline.micro_batches

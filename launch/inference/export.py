@@ -71,9 +71,9 @@ def _saver(run: RunFolder, experiment: Experiment, console: Console, choice: Cho
     if isinstance(experiment, CustomExperiment):
         return partial(_save_causal_lm, list(experiment.spec.layers))
     if isinstance(experiment, LanguageModelExperiment):
-        return partial(_save_language_model, experiment, load_data(run, experiment, TokenData.open, console, choice))
+        return partial(_save_language_model, experiment, load_data(run, experiment, TokenData, console, choice))
     text_run = find_text_run(run)
-    data = load_data(run, text_run, TextData.open, console, choice)
+    data = load_data(run, text_run, TextData, console, choice)
     return partial(_save_translation, text_run, data, read_json(run.scores))
 
 

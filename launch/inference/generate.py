@@ -61,7 +61,7 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
     run = find_run(requested)
     experiment = find_language_model_run(run)
     messages = stderr_console()
-    data = load_data(run, experiment, TokenData.open, messages, choice)
+    data = load_data(run, experiment, TokenData, messages, choice)
     lines = [text] if text.strip() else read_lines(messages)
     given = {number: line for number, line in enumerate(lines) if line.strip()}
     if not given:

@@ -55,7 +55,7 @@ def translate_held_out(run: RunFolder, experiment: Experiment, console: Console)
         return []
     try:
         run.samples.unlink(missing_ok=True)  # those of an earlier end
-        data = TextData.open(experiment.data_folder(CACHE).resolve())
+        data = TextData(experiment.data_folder(CACHE).resolve())
         pairs = list(_draw(experiment, data))
         if not pairs:
             return []

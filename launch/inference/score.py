@@ -105,7 +105,7 @@ def score_run(run: RunFolder, settings: ScoreSettings, console: Console, choice:
 
 def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Choice) -> dict[str, Any]:
     experiment = find_text_run(run)
-    data = load_data(run, experiment, partial(TextData.open, with_test=True), console, choice)
+    data = load_data(run, experiment, partial(TextData, with_test=True), console, choice)
     sizes = dict(zip(data.languages, data.sizes[TEST], strict=True))
     trained = {code: sizes[code] for code in trained_languages(experiment, data)}
     chosen = _choose_languages(trained, settings.languages, data)

@@ -29,7 +29,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     run = find_run(requested)
     experiment = find_text_run(run)
     messages = stderr_console()
-    data = load_data(run, experiment, TextData.open, messages, choice)
+    data = load_data(run, experiment, TextData, messages, choice)
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
     lines = lines_of(text) if text else read_lines(messages)
     if not any(line.strip() for line in lines):

@@ -67,13 +67,11 @@ def package_files(package: Path) -> dict[str, Callable[[], bytes]]:
     return {name: partial(wheel.read, name) for name in sorted(wheel.namelist())}
 
 
-def fetch_wheels(
-    folder: Path, requirements: Path, what: str, log: Log, options: Sequence[str] = (), seconds: float = _FETCH_SECONDS
-) -> list[Path]:
+def fetch_wheels(folder: Path, requirements: Path, what: str, log: Log, options: Sequence[str] = ()) -> list[Path]:
     """Returns the wheels of a requirements file with hashes; fetches them unless ``folder`` has all of them.
 
     ``what`` names them in messages; ``options`` are further options of pip. Raises UnreachableError when pip cannot
-    fetch them within ``seconds``, DataError when a package has another hash.
+    fetch them in time, DataError when a package has another hash.
     """
     wanted = set(re.findall(r"sha256:([0-9a-f]{64})", requirements.read_text()))
     wheels = _present(folder, wanted)
@@ -87,13 +85,15 @@ def fetch_wheels(
     command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, *options]
     command += ["-r", str(requirements), "-d", str(folder)]
     try:
-        pip = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        pip = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        raise UnreachableError(f"pip did not fetch the {what} within {seconds} s") from None
+        raise UnreachableError(f"pip did not fetch the {what} within {_FETCH_SECONDS} s") from None
     if pip.returncode:
         if "DO NOT MATCH THE HASHES" in pip.stderr:
             raise DataError(f"pip got a package whose hash is not in {requirements.name}:\n{pip.stderr.strip()}")
-        raise UnreachableError(f"pip could not fetch the {what} ({_reason(pip.stderr)})")
+        lines = [line.strip() for line in pip.stderr.splitlines() if line.strip()]
+        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), (lines or ["no message"])[-1])
+        raise UnreachableError(f"pip could not fetch the {what} ({reason})")
     wheels = _present(folder, wanted)
     if len(wheels) != len(wanted):
         raise DataError(
@@ -105,8 +105,3 @@ def fetch_wheels(
 def _present(folder: Path, wanted: set[str]) -> list[Path]:
     """Returns the wheels with a wanted SHA-256, sorted by name."""
     return [wheel for wheel in sorted(folder.glob("*.whl")) if digest_of(wheel) in wanted]
-
-
-def _reason(stderr: str) -> str:
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if line.startswith("ERROR")), (lines or ["no message"])[-1])

@@ -20,15 +20,12 @@ from suite.errors import DataError
 from suite.log import Log
 
 TRAIN, VALID, TEST = "train", "valid", "test"
-SPLITS = (TRAIN, VALID, TEST)
 
 _SPLIT_NAMES = {"train": TRAIN, "valid": VALID, "dev": VALID, "validation": VALID, "test": TEST}
 _SPLIT_NAME = re.compile(rf"({'|'.join(_SPLIT_NAMES)})(?![a-z])", re.IGNORECASE)
 
-Documents = list[str]
 
-
-def read_folder(name: str, log: Log) -> dict[str | None, Documents]:
+def read_folder(name: str, log: Log) -> dict[str | None, list[str]]:
     """Returns the documents by split; under None those of a folder without train files, which are split later.
 
     Raises DataError for a folder without text, files that cannot be read, and train files without valid or test files.
@@ -37,11 +34,13 @@ def read_folder(name: str, log: Log) -> dict[str | None, Documents]:
     files = visible_files(folder, log)
     paths = [path for path in files if path.suffix.lower() in _READERS]
     log_ignored(sorted({*files} - {*paths}), folder, f"files that are not {', '.join(_READERS)}", log)
-    by_split: defaultdict[str | None, Documents] = defaultdict(list)
+    by_split: defaultdict[str | None, list[str]] = defaultdict(list)
     empty = 0
     for path in paths:
-        texts = [text.replace("\r\n", "\n").strip() for text in _read(path)]
-        by_split[_split_of(path.relative_to(folder))] += filter(None, texts)
+        with naming(path):
+            texts = [text.replace("\r\n", "\n").strip() for text in _READERS[path.suffix.lower()](path)]
+        match = _SPLIT_NAME.match(path.relative_to(folder).parts[0])
+        by_split[_SPLIT_NAMES[match[1].lower()] if match else None] += filter(None, texts)
         empty += texts.count("")
     if empty:
         log(f"dropped {empty} empty documents of {name}")
@@ -60,16 +59,6 @@ def read_folder(name: str, log: Log) -> dict[str | None, Documents]:
     if ignored := len(by_split.pop(None, [])):
         log(f"{ignored} documents of {name} are not used: their files are named neither train, valid nor test")
     return {split: texts for split, texts in by_split.items() if texts or split == TRAIN}
-
-
-def _split_of(path: Path) -> str | None:
-    match = _SPLIT_NAME.match(path.parts[0])
-    return _SPLIT_NAMES[match[1].lower()] if match else None
-
-
-def _read(path: Path) -> Iterator[str]:
-    with naming(path):
-        yield from _READERS[path.suffix.lower()](path)
 
 
 def _read_text(path: Path) -> Iterator[str]:

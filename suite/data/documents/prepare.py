@@ -44,7 +44,6 @@ def prepare_documents(settings: DocumentSettings, cache: Path, log: Log) -> Toke
 
 
 def folder_of_documents(settings: DocumentSettings, cache: Path) -> Path:
-    """Returns the cache folder of these settings."""
     source: Any = REQUIREMENTS.read_text() if settings.corpus == DOCSTRINGS else settings.corpus
     if settings.corpus not in (DOCSTRINGS, DJANGO):
         source = [source, fingerprint(Path(settings.corpus))]
@@ -55,7 +54,7 @@ def folder_of_documents(settings: DocumentSettings, cache: Path) -> Path:
 def _prepare(settings: DocumentSettings, cache: Path, log: Log) -> TokenData:
     folder = folder_of_documents(settings, cache)
     cached(folder, lambda building: _build(settings, building, cache, log), log)
-    data = TokenData.open(folder)
+    data = TokenData(folder)
     for name in (TRAIN, data.held_out):
         if data.counts[name] <= settings.length:
             raise DataError(

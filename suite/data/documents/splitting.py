@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from suite.data.documents.folder import TRAIN, VALID, Documents
+from suite.data.documents.folder import TRAIN, VALID
 from suite.log import Log
 
 HELD_OUT_SHARE = 0.05
@@ -21,7 +21,7 @@ _SHORTEST_REPEAT = 40
 _PARAGRAPH = re.compile(r"\n\s*\n")
 
 
-def split(by_split: dict[str | None, Documents], log: Log) -> dict[str, Documents]:
+def split(by_split: dict[str | None, list[str]], log: Log) -> dict[str, list[str]]:
     """Returns the documents of each split; holds some out if they come without splits. Logs what is dropped.
 
     A document that another one repeats is dropped, as is each training paragraph of 40 characters or more that a
@@ -48,7 +48,7 @@ def split(by_split: dict[str | None, Documents], log: Log) -> dict[str, Document
     return {**parts, TRAIN: train}
 
 
-def _held_out(documents: Documents) -> dict[str, Documents]:
+def _held_out(documents: list[str]) -> dict[str, list[str]]:
     total = sum(map(len, documents))
     if len(documents) < FEWEST_DOCUMENTS:
         pairs = [_without_end(text) for text in documents]

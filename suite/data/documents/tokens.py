@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,17 @@ INFO_FILE, TOKENIZER = "documents.json", "tokenizer"
 _ENCODED_AT_ONCE = 1000
 
 
-@dataclass(frozen=True)
 class TokenData:
     """Documents ready to train on: each split is all its documents, each followed by the end token."""
 
-    corpus: str
-    tokenizer: PreTrainedTokenizerFast
-    splits: dict[str, NDArray[Any]]
-
-    @classmethod
-    def open(cls, folder: Path) -> TokenData:
+    def __init__(self, folder: Path) -> None:
         """Opens a prepared folder; the tokens stay on disk. The caller must check that the folder is valid."""
         info = json.loads((folder / INFO_FILE).read_text())
-        return cls(
-            info["corpus"],
-            PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
-            {split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in info["tokens"]},
-        )
+        self.corpus: str = info["corpus"]
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER)
+        self.splits: dict[str, NDArray[Any]] = {
+            split: np.load(folder / f"{split}.npy", mmap_mode="r") for split in info["tokens"]
+        }
 
     @property
     def held_out(self) -> str:

@@ -6,11 +6,12 @@ train/cat/1.png  train/dog/7.jpg  ...   test/cat/9.png  ...      or val/ or vali
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 from PIL import Image, ImageOps
 
 from suite.data.images.sets import TEST, TRAIN
@@ -37,8 +38,6 @@ def read_class_folder(source: str, building: Path, log: Log) -> dict[str, Any]:
 
     Raises DataError for a class without images, a test class that is not trained on, and a file that is no image.
     """
-    import datasets
-
     folder = Path(source)
     classes = _classes(folder / TRAIN)
     labels = {name: label for label, name in enumerate(classes)}
@@ -94,14 +93,12 @@ def _check_image(path: Path) -> None:
 
 
 def _every_fifth_held_out(files: Files) -> dict[str, Files]:
-    by_class: defaultdict[int, list[Path]] = defaultdict(list)
+    splits: dict[str, Files] = {TRAIN: [], TEST: []}
+    seen: Counter[int] = Counter()
     for path, label in files:
-        by_class[label].append(path)
-    test = {path for own in by_class.values() for path in own[::5]}
-    return {
-        name: [file for file in files if (file[0] in test) == is_test]
-        for name, is_test in ((TRAIN, False), (TEST, True))
-    }
+        splits[TRAIN if seen[label] % 5 else TEST].append((path, label))
+        seen[label] += 1
+    return splits
 
 
 def _rows(files: Files) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 
 from suite.data.cache import cache_folder, cached, save_rows, slug
@@ -74,7 +75,7 @@ def folder_of_images(settings: ImageSettings, cache: Path) -> Path:
 def _prepare(settings: ImageSettings, cache: Path, log: Log) -> ImageData:
     folder = folder_of_images(settings, cache)
     cached(folder, lambda building: _build(settings.source, building, cache, log), log)
-    return ImageData.open(folder)
+    return ImageData(folder)
 
 
 def _build(source: str, building: Path, cache: Path, log: Log) -> None:
@@ -97,8 +98,6 @@ def _build(source: str, building: Path, cache: Path, log: Log) -> None:
 
 def _tables(splits: dict[str, Images]) -> dict[str, Any]:
     """Returns splits as tables of ``datasets``, which stores images as lossless PNG."""
-    import datasets
-
     classes = 1 + max(int(split.labels.max(initial=0)) for split in splits.values())
     kinds = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=[str(at) for at in range(classes)])}

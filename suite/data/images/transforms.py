@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
 from PIL import Image
@@ -44,29 +45,22 @@ class ImageSetInfo:
     deviation: tuple[float, ...]
 
 
-@dataclass(frozen=True)
 class ImageData:
     """Images ready to train on."""
 
-    info: ImageSetInfo
-    splits: dict[str, Any]
-
-    @classmethod
-    def open(cls, folder: Path) -> ImageData:
+    def __init__(self, folder: Path) -> None:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
         read: dict[str, Any] = json.loads((folder / INFO_FILE).read_text())
-        info = ImageSetInfo(**read | {name: tuple(read[name]) for name in ("shares", "mean", "deviation")})
-        if info.hub:
-            splits = read_hub(info.source)[0]
-            if fingerprints(splits) != info.prints:
-                raise DataError(
-                    f"{info.source} on the hub has changed since {folder} was prepared; delete that folder to use the "
-                    "new version"
-                )
-            return cls(info, splits)
-        import datasets
-
-        return cls(info, {name: datasets.load_from_disk(str(folder / name)) for name in (TRAIN, TEST)})
+        self.info = ImageSetInfo(**read | {name: tuple(read[name]) for name in ("shares", "mean", "deviation")})
+        if not self.info.hub:
+            self.splits = {name: datasets.load_from_disk(str(folder / name)) for name in (TRAIN, TEST)}
+            return
+        self.splits = read_hub(self.info.source)[0]
+        if fingerprints(self.splits) != self.info.prints:
+            raise DataError(
+                f"{self.info.source} on the hub has changed since {folder} was prepared; delete that folder to use the "
+                "new version"
+            )
 
     def labels(self, split: str, rows: Sequence[int]) -> Tensor:
         """Returns the labels of rows, (len(rows),) int64."""

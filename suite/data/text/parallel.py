@@ -31,9 +31,6 @@ from suite.log import Log
 _SPLIT_NAMES = {"train": TRAIN, "valid": VALID, "dev": VALID, "validation": VALID, "test": TEST}
 _FILE = re.compile(rf"({'|'.join(_SPLIT_NAMES)})\.([\w@]+-[\w@-]+)\.([\w@-]+?)(\.gz)?")
 
-Texts = Iterator[tuple[str, str]]
-"""(English, translation)."""
-
 
 @dataclass(frozen=True)
 class _Part:
@@ -154,8 +151,8 @@ def _cleaned(language: str, raw: Iterable[tuple[str, str]]) -> list[tuple[str, s
     return clean(((language, english, text) for english, text in raw), fewest=1).get(language, [])
 
 
-def _texts(parts: Sequence[_Part]) -> Texts:
-    """Yields all pairs; a side may be empty. Raises DataError for a file that cannot be read."""
+def _texts(parts: Sequence[_Part]) -> Iterator[tuple[str, str]]:
+    """Yields all (English, translation); a side may be empty. Raises DataError for a file that cannot be read."""
     for part in parts:
         read = _READERS.get(part.kind, _read_sides)
         at_english = part.sides.index("en")
@@ -186,24 +183,20 @@ def _read_tsv(part: _Part) -> Iterator[Sequence[str]]:
             yield sides
 
 
-def _read_jsonl(part: _Part) -> Iterator[Sequence[str]]:
-    for where, row in read_json_lines(part.path):
-        yield _sides(row, part, where)
+def _read_rows(part: _Part) -> Iterator[Sequence[str]]:
+    """Yields the sides of the rows of a .jsonl or a .parquet file."""
+    for where, row in read_json_lines(part.path) if part.kind == "jsonl" else _parquet_rows(part.path):
+        texts = row["translation"] if isinstance(row, dict) and "translation" in row else row
+        yield [text_of(texts, side, where) for side in part.sides]
 
 
-def _read_parquet(part: _Part) -> Iterator[Sequence[str]]:
-    rows = (row for batch in pq.ParquetFile(part.path).iter_batches() for row in batch.to_pylist())
-    for number, row in enumerate(rows, 1):
-        yield _sides(row, part, f"row {number}")
-
-
-def _sides(row: Any, part: _Part, where: str) -> Sequence[str]:
-    texts = row["translation"] if isinstance(row, dict) and "translation" in row else row
-    return [text_of(texts, side, where) for side in part.sides]
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    rows = (row for batch in pq.ParquetFile(path).iter_batches() for row in batch.to_pylist())
+    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
 _READERS: dict[str, Callable[[_Part], Iterator[Sequence[str]]]] = {
     "tsv": _read_tsv,
-    "jsonl": _read_jsonl,
-    "parquet": _read_parquet,
+    "jsonl": _read_rows,
+    "parquet": _read_rows,
 }

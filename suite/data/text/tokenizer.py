@@ -46,11 +46,6 @@ def language_token(language: str) -> str:
     return f"<2{language}>"
 
 
-def smallest_vocabulary(languages: int) -> int:
-    """Returns the smallest possible vocabulary for a number of languages, English included."""
-    return len(SPECIAL) + languages + len(BYTES) + _FEWEST_PIECES
-
-
 def train_tokenizer(
     sentences: Sentences, vocabulary: int, sizes: Mapping[str, int] | None = None
 ) -> PreTrainedTokenizerFast:
@@ -61,14 +56,14 @@ def train_tokenizer(
     has too few pieces to fill it.
     """
     languages = sorted({ENGLISH, *sentences})
-    needed = smallest_vocabulary(len(languages))
+    fixed = [*SPECIAL, *map(language_token, languages), *BYTES]
+    needed = len(fixed) + _FEWEST_PIECES
     if vocabulary < needed:
         raise SettingError(
             f"text.vocabulary is {vocabulary}, but {len(languages)} languages need at least {needed} entries "
             f"({len(SPECIAL)} special, one per language, {len(BYTES)} bytes, {_FEWEST_PIECES} pieces); "
             f"set text.vocabulary={needed} or more"
         )
-    fixed = [*SPECIAL, *map(language_token, languages), *BYTES]
     count = min(MOST_TEXTS, _TEXTS_AN_ENTRY * vocabulary)
     pieces, merges = _learn(_sample(sentences, count, sizes), vocabulary - len(fixed))
     if len(fixed) + len(pieces) < vocabulary:

@@ -76,7 +76,7 @@ def _in_folder(folder, monkeypatch):
 def opened(name="two"):
     run = find_run(name)
     experiment = find_language_model_run(run)
-    return run, experiment, load_data(run, experiment, TokenData.open, QUIET)
+    return run, experiment, load_data(run, experiment, TokenData, QUIET)
 
 
 @torch.inference_mode()

@@ -169,7 +169,7 @@ def test_the_nll_of_the_references_is_that_of_validation(scored):
     """Forced decoding gives the test pairs the NLL that the training's validation would."""
     run = find_run("made")
     experiment = find_text_run(run)
-    data = TextData.open(folder_of(experiment.text, Path(".cache")), with_test=True)
+    data = TextData(folder_of(experiment.text, Path(".cache")), with_test=True)
     (direction, _) = directions("de", data, scored_rows("de", data, 12))
     layers = [layer.eval() for layer in made_layers(experiment)]
     total = 0.0
@@ -185,7 +185,7 @@ def test_the_nll_of_the_references_is_that_of_validation(scored):
 
 def test_the_texts_are_pairs_of_the_test_split(scored):
     experiment = find("t12_400m").with_settings("text.corpus=django text.vocabulary=1200 text.max_length=24")
-    data = TextData.open(folder_of(experiment.text, Path(".cache")), with_test=True)
+    data = TextData(folder_of(experiment.text, Path(".cache")), with_test=True)
     pairs = {(one["english_text"], one["translation_text"]) for one in data.splits["test"]}
     sources, references = texts("src"), texts("ref")
     there = zip(sources["en-de.src"], references["en-de.ref"], strict=True)
@@ -253,7 +253,7 @@ def approximately(scores):
 
 def test_a_text_is_translated(scored):
     run = find_run("made")
-    data = load_data(run, find_text_run(run), TextData.open, QUIET)
+    data = load_data(run, find_text_run(run), TextData, QUIET)
     lines = texts("src")["de-en.src"]
     tokens = translate_tokens(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).results
     written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
@@ -266,7 +266,7 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
     """The three languages with the most pairs, beside what ``gpipe translate`` finds for the same strings."""
     run = find_run("made")
     experiment, console = find_text_run(run), Console(file=io.StringIO(), width=10_000)
-    data = load_data(run, experiment, TextData.open, QUIET)
+    data = load_data(run, experiment, TextData, QUIET)
     threads, decode = [], Decoder.run
     with monkeypatch.context() as patched:
         patched.setattr(Decoder, "run", lambda *args: (threads.append(torch.get_num_threads()), decode(*args)))
@@ -307,7 +307,7 @@ def test_no_held_out_strings_are_shown_without_them_without_a_checkpoint_or_of_a
         patched.setattr("launch.inference.held_out_samples._draw", lambda *args: iter(()))
         assert translate_held_out(bare, find_text_run(bare), console) == []
     with monkeypatch.context() as patched:
-        patched.setattr(TextData, "open", Mock(side_effect=OSError("gone")))
+        patched.setattr("launch.inference.held_out_samples.TextData", Mock(side_effect=OSError("gone")))
         assert translate_held_out(bare, find_text_run(bare), console) == []
     assert capsys.readouterr().out == "no held-out strings are translated: gone\n"
     assert translate_held_out(bare, find("t128_6b"), console) == []
@@ -330,7 +330,7 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, modules_cache):
     assert type(model).__module__.startswith("transformers_modules.")
     run = find_run("made")
     experiment = find_text_run(run)
-    data = load_data(run, experiment, TextData.open, QUIET)
+    data = load_data(run, experiment, TextData, QUIET)
     texts = ["Save the file", "Delete", "Dieser Wert ist %(value)s.", "保存"]
     sources = [source_of(text, to, data, 24) for text in texts for to in ("de", "en", "zh_Hant")]
     asked = [f"<2{to}>{text}" for text in texts for to in ("de", "en", "zh_Hant")]

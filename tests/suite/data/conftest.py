@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from suite.data.packages import DJANGO
+from suite.data.text.catalogues import read_corpus
 from suite.data.text.cleaning import Sentences, clean
-from suite.data.text.corpora import read_corpus
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.settings import TextSettings
@@ -34,4 +34,4 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def data(settings: TextSettings, cache: Path) -> TextData:
     prepare(settings, cache, print)
-    return TextData.open(folder_of(settings, cache), with_test=True)
+    return TextData(folder_of(settings, cache), with_test=True)

@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
 
 
 def test_pairs_are_compared_with_all_english_and_with_their_own_language(folder):
-    data = TextData.open(folder, with_test=True)
+    data = TextData(folder, with_test=True)
     found = pair_overlaps(data, {"de": range(data.sizes[TEST][0])})
     texts = [english for english, _ in data.texts(TEST, range(data.sizes[TEST][0]))]
     by_text = dict(zip(texts, found["de"], strict=True))
@@ -80,7 +80,7 @@ def test_pairs_are_compared_with_all_english_and_with_their_own_language(folder)
 
 
 def test_only_scoring_opens_the_test_pairs(folder: Path):
-    data = TextData.open(folder)
+    data = TextData(folder)
     assert data.token_ids(TRAIN, [0])
     with pytest.raises(KeyError):
         data.token_ids(TEST, [0])

@@ -158,7 +158,7 @@ def test_a_set_on_the_hub_goes_the_same_way(tmp_path, monkeypatch):
     data = prepare_images(shown, 3, 5, tmp_path, lambda text: None)
     assert data.info.counts == {"train": 30, "test": 10}
     assert (data.info.image_column, data.info.label_column, data.info.channels) == ("img", "fine_label", 3)
-    again = ImageData.open(folder_of_images(shown, tmp_path))
+    again = ImageData(folder_of_images(shown, tmp_path))
     pixels = again.pixels("train", [7], shown)
     assert pixels.permute(0, 2, 3, 1)[0].tolist() == np.asarray(whole["train"][7]["img"]).tolist()
 
@@ -170,7 +170,7 @@ def test_a_set_that_changed_on_the_hub_is_not_mixed_up(tmp_path, monkeypatch):
     prepare_images(shown, 3, 5, tmp_path, lambda text: None)
     whole["train"] = colours(31, 6, 5)
     with pytest.raises(DataError, match=r"has changed since .* was prepared; delete that folder"):
-        ImageData.open(folder_of_images(shown, tmp_path))
+        ImageData(folder_of_images(shown, tmp_path))
 
 
 @pytest.mark.parametrize("at", [3, 20])

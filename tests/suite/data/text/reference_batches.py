@@ -88,7 +88,7 @@ def pack(lengths: list[tuple[int, int]], rows: int) -> list[list[int]]:
 def _pair(data: TextData, split: str, row: int, language: int, from_english: bool) -> Pair:
     ((english, translation),) = data.token_ids(split, [row])
     if from_english:
-        return [data.language_id(language), *english, END_ID], [*translation, END_ID]
+        return [data.language_id(data.languages[language]), *english, END_ID], [*translation, END_ID]
     return [data.english_id, *translation, END_ID], [*english, END_ID]
 
 

@@ -73,7 +73,7 @@ SETTINGS = TextSettings(vocabulary=500, max_length=64)
 def prepared(corpus: Path, cache: Path, said: list[str]):
     settings = SETTINGS.model_copy(update={"corpus": str(corpus)})
     prepare(settings, cache, said.append)
-    return TextData.open(folder_of(settings, cache), with_test=True)
+    return TextData(folder_of(settings, cache), with_test=True)
 
 
 def test_all_training_pairs_are_read_and_the_sets_own_splits_are_used(corpus, tmp_path, monkeypatch):

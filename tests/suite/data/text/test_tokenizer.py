@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from launch.inference.model_text import source_of
 from suite.data.text.cleaning import Sentences
 from suite.data.text.text import TextData
-from suite.data.text.tokenizer import language_token, smallest_vocabulary, train_tokenizer
+from suite.data.text.tokenizer import language_token, train_tokenizer
 from suite.data.tokens import encode_all
 from suite.errors import SettingError
 
@@ -68,7 +68,7 @@ def test_a_special_tokens_name_in_a_text_is_text(data: TextData, name: str):
 
 
 def test_a_vocabulary_that_is_too_small_says_how_large(sentences: Sentences):
-    needed = smallest_vocabulary(len(sentences) + 1)
+    needed = 4 + len(sentences) + 1 + 256 + 64  # special tokens, languages and English, bytes, pieces
     with pytest.raises(SettingError, match=f"is {needed - 1}, .* set text.vocabulary={needed} or more"):
         train_tokenizer(sentences, needed - 1)
     assert len(train_tokenizer(sentences, needed)) == needed
