@@ -11,7 +11,6 @@
 A folder without a manifest that matches its files is not a checkpoint: it is logged, and the previous one is used.
 """
 
-from suite.training.checkpoint.async_save import folder_of
 from suite.training.checkpoint.choice import Choice, best_of, in_order, parse_choice
 from suite.training.checkpoint.loading import (
     check_model,
@@ -38,7 +37,6 @@ __all__ = [
     "check_model",
     "claim",
     "current",
-    "folder_of",
     "folders_of",
     "in_order",
     "layer_differences",

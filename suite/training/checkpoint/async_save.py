@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from suite.log import Log
+from suite.pipeline.model.topology import RankCoord
 from suite.training.checkpoint.manifest import LAYER, File, Manifest, digest, layer_file
 from suite.training.checkpoint.ownership import check_owner
 from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST, KEEP_GOOD, mark, rotate
@@ -35,7 +36,6 @@ _FILES: TypeAdapter[Files] = TypeAdapter(Files)
 
 
 def folder_of(step: int) -> str:
-    """Returns the name of a checkpoint's folder."""
     return f"{step:08d}"
 
 
@@ -43,7 +43,6 @@ def folder_of(step: int) -> str:
 class ManifestJob:
     """What rank 0 needs to publish the manifest."""
 
-    stages: int
     notes: dict[str, Any]
     good_step: int | None
     """Step of the previous checkpoint, if a finite step followed it."""
@@ -54,7 +53,7 @@ class ManifestJob:
     """Who must own the checkpoints (``ownership``)."""
     on_published: Callable[[int], None]
     """Called with the step before older checkpoints are removed."""
-    stale: frozenset[str]
+    stale: set[str]
     """Folders of steps after the one that the run resumed from."""
 
 
@@ -62,11 +61,11 @@ class AsyncSave:
     """One worker's running save. Its daemon thread ends with the process."""
 
     def __init__(
-        self, storage: Storage, step: int, save_id: str, snapshot: Snapshot, stage: int, job: ManifestJob | None
+        self, storage: Storage, step: int, save_id: str, snapshot: Snapshot, coord: RankCoord, job: ManifestJob | None
     ) -> None:
         self.step = step
         self._storage, self._folder, self._save_id, self._snapshot = storage, folder_of(step), save_id, snapshot
-        self._stage, self._manifest_job = stage, job
+        self._coord, self._manifest_job = coord, job
         self._written, self._ended, self._given_up = threading.Event(), threading.Event(), threading.Event()
         self._fault: str | None = None
         self.published = False
@@ -108,17 +107,17 @@ class AsyncSave:
                 traceback.print_exc()
 
     def _write(self, files: Files) -> None:
-        self._storage.write(self._start_marker(self._stage), b"")
+        self._storage.write(self._start_marker(self._coord.stage), b"")
         for layer in sorted(self._snapshot):
             data = save(self._snapshot.pop(layer))
             name = layer_file(layer, self._save_id)
             self._storage.write(f"{self._folder}/{name}", data)
             files[name] = File(bytes=len(data), sha256=digest(data))
         if self._manifest_job is None:
-            self._storage.write(self._file_list(self._stage), _FILES.dump_json(files))
+            self._storage.write(self._file_list(self._coord.stage), _FILES.dump_json(files))
 
     def _publish(self, files: Files, manifest_job: ManifestJob) -> None:
-        others = range(1, manifest_job.stages)
+        others = range(1, self._coord.stages)
         if self._fault is not None or not self._wait_for([self._file_list(stage) for stage in others]):
             self._given_up.wait()  # others may still be writing; the next save point checks all of them
             check_owner(self._storage, manifest_job.owner)
@@ -139,7 +138,7 @@ class AsyncSave:
                 self._storage.remove(f"{self._folder}/{old}")  # of the abandoned checkpoint that this one replaces
         self._storage.settle(self._folder)
         self.published = True
-        temporary = [*map(self._start_marker, range(manifest_job.stages)), *map(self._file_list, others)]
+        temporary = [*map(self._start_marker, range(self._coord.stages)), *map(self._file_list, others)]
         if ABANDONED in names:  # otherwise other layers may be a late driver's, whose manifest is yet to come
             temporary += [f"{self._folder}/{name}" for name in names - manifest.files.keys() if name.startswith(LAYER)]
         self._clean_up(temporary, manifest_job)

@@ -73,25 +73,21 @@ class Checkpoint:
         name = self.manifest.file_of(layer)
         path = f"{self.folder}/{name or f'the file of layer {layer}'}"
         try:
-            return _tensors(self._bytes(name, path))
+            if name is None:
+                raise DamagedError("not in the manifest")
+            expected, size = self.manifest.files[name], self.storage.size(path)
+            if size != expected.bytes:
+                raise DamagedError(f"it has {size} bytes, the manifest says {expected.bytes}")
+            data = self.storage.read(path, size)
+            if digest(data) != expected.sha256:
+                raise DamagedError("its SHA-256 does not match the manifest")
+            return _tensors(data)
         except DamagedError as error:
             raise CheckpointError(f"{self.storage.shown(path)}: {error}") from None
         except FileNotFoundError:
             raise CheckpointError(f"{self.storage.shown(path)}: missing") from None
         except OSError as error:
             raise _unanswered(error) from None
-
-    def _bytes(self, name: str | None, path: str) -> bytes:
-        if name is None:
-            raise DamagedError("not in the manifest")
-        expected = self.manifest.files[name]
-        size = self.storage.size(path)
-        if size != expected.bytes:
-            raise DamagedError(f"it has {size} bytes, the manifest says {expected.bytes}")
-        data = self.storage.read(path, size)
-        if digest(data) != expected.sha256:
-            raise DamagedError("its SHA-256 does not match the manifest")
-        return data
 
     def read_header(self, layer: int) -> dict[str, Tensor]:
         """Returns one layer's tensors on the meta device. Reads only the beginning of its file, and checks no digest.
@@ -141,17 +137,9 @@ def current(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     return [checkpoint for checkpoint in checkpoints if not checkpoint.abandoned]
 
 
-def iter_checkpoints(storage: Storage) -> Iterator[tuple[str, Checkpoint | str | CheckpointError]]:
-    """Yields every folder's name, newest step first, with its checkpoint or the fault of its manifest: a
-    CheckpointError when another version of the suite wrote it or it cannot be read now, else a text.
-
-    Raises CheckpointError when the location cannot be listed.
-    """
-    for folder in folders_of(storage):
-        yield folder, _examine(storage, folder)
-
-
-def _examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | str | CheckpointError:
+def examine(storage: Storage, folder: str, retry: bool = True) -> Checkpoint | str | CheckpointError:
+    """Returns the checkpoint in a folder, or the fault of its manifest: a CheckpointError when another version of the
+    suite wrote it or it cannot be read now, else a text."""
     path = f"{folder}/{MANIFEST}"
     try:
         if not storage.is_folder(folder):
@@ -191,7 +179,7 @@ def _without_manifest(storage: Storage, folder: str, retry: bool) -> Checkpoint 
     except OSError as error:
         return _unanswered(error)
     if MANIFEST in names and retry:  # a save has published it since
-        return _examine(storage, folder, retry=False)
+        return examine(storage, folder, retry=False)
     return UNFINISHED if any(name.startswith(BEGUN) for name in names) else f"its {MANIFEST} is missing"
 
 
@@ -211,7 +199,8 @@ def audit(storage: Storage) -> Iterator[Audit]:
 
     Raises CheckpointError when the location cannot be listed.
     """
-    for folder, entry in iter_checkpoints(storage):
+    for folder in folders_of(storage):
+        entry = examine(storage, folder)
         if isinstance(entry, Checkpoint):
             yield Audit(entry.step, entry, tuple(_faults(entry)))
         else:
@@ -257,7 +246,8 @@ def _none_usable(location: str | Path, bad: list[str]) -> CheckpointError:
 def _with_manifest(storage: Storage, log: Log, bad: list[str]) -> list[Checkpoint]:
     """Like ``list_checkpoints``; adds to ``bad`` the unusable ones that are no interrupted saves, with the reason."""
     checkpoints = []
-    for folder, entry in iter_checkpoints(storage):
+    for folder in folders_of(storage):
+        entry = examine(storage, folder)
         if isinstance(entry, CheckpointError):
             raise entry
         if isinstance(entry, Checkpoint):

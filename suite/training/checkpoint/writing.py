@@ -103,17 +103,9 @@ class Saver:
             manifest_job = None
             if self._coord.rank == 0:
                 good_step = self._newest if 0 < self._newest < self._last_finite else None
-                manifest_job = ManifestJob(
-                    self._coord.stages,
-                    self._notes(units),
-                    good_step,
-                    best,
-                    self._log,
-                    self._owner,
-                    self._on_published,
-                    frozenset(self._stale),
-                )
-            self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.stage, manifest_job)
+                notes, stale = self._notes(units), set(self._stale)
+                manifest_job = ManifestJob(notes, good_step, best, self._log, self._owner, self._on_published, stale)
+            self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord, manifest_job)
 
     def wait(self) -> None:
         """Waits for the running save to end and logs a failure. All workers must call it."""

@@ -19,8 +19,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from launch.runs.checkpoints import check_published, note_published
 from launch.runs.store import RunFolder
 from suite.errors import CheckpointError
-from suite.training.checkpoint import Saver, Storage, abandon_later, current, folder_of, in_order, newest_valid, storage
-from suite.training.checkpoint.async_save import AsyncSave
+from suite.training.checkpoint import Saver, Storage, abandon_later, current, in_order, newest_valid, storage
+from suite.training.checkpoint.async_save import AsyncSave, folder_of
 from tests.suite.training.checkpoint.saves import LAYERS, Counting
 
 WAYS = ("once", "retries", "for ever", "hidden", "crash")

@@ -13,7 +13,7 @@ from suite.errors import CheckpointError
 from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint import audit, check_model, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.manifest import digest
-from suite.training.checkpoint.reading import iter_checkpoints
+from suite.training.checkpoint.reading import examine, folders_of
 from suite.training.checkpoint.retention import KEEP_LATEST
 from suite.training.checkpoint.storage import BEGUN, Storage
 from tests.suite.pipeline.build import CPU, join
@@ -159,7 +159,7 @@ def test_a_manifest_that_is_published_between_two_looks_is_read(folder, monkeypa
         return size(path)
 
     monkeypatch.setattr(storage, "size", late)
-    assert [type(found).__name__ for _, found in iter_checkpoints(storage)] == ["Checkpoint"] * 2
+    assert [type(examine(storage, folder)).__name__ for folder in folders_of(storage)] == ["Checkpoint"] * 2
 
 
 @pytest.mark.parametrize("newer", HARMS)

@@ -14,7 +14,7 @@ from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.ownership import OWNER
-from suite.training.checkpoint.reading import UNFINISHED, iter_checkpoints
+from suite.training.checkpoint.reading import UNFINISHED, examine, folders_of
 from suite.training.checkpoint.retention import KEEP_LATEST, steps_to_keep
 from suite.training.checkpoint.storage import BEGUN
 from tests.suite.training.checkpoint.saves import (
@@ -300,4 +300,5 @@ class Watched(Storage):
         name = path.rpartition("/")[2]
         if name.startswith((BEGUN, "layer-")):
             names = self.names(path.partition("/")[0])
-            self.seen += [(names, found) for _, found in iter_checkpoints(Storage(self.location))]
+            seen_by_others = Storage(self.location)
+            self.seen += [(names, examine(seen_by_others, folder)) for folder in folders_of(seen_by_others)]
