@@ -31,7 +31,6 @@ MULTIPLIES_BF16_INTO_FP32 = ("cuda", "xpu")
 """Kinds of devices where ``torch.mm`` and ``torch.addmm`` have ``out_dtype`` (torch 2.13). The CPU has no such product:
 fp32 factors take four times as long, and blocks that stay in the cache save nothing at 512 tokens and more."""
 
-
 COMPILES = ("cuda",)
 """Kinds of devices for which torch's compiler makes kernels (Triton, by a C compiler with Python's headers)."""
 
@@ -104,9 +103,3 @@ def generator_of(device: torch.device) -> torch.Generator:
 def fork_rng(device: torch.device) -> AbstractContextManager[None]:
     """A context that restores torch's generators at its end: the host's and the device's."""
     return torch.random.fork_rng([] if is_host(device) else [device], device_type=device.type)
-
-
-def profiler_activities(device: torch.device) -> set[torch.profiler.ProfilerActivity]:
-    """Returns what torch.profiler records: operators on the host, and kernels on the device."""
-    activity = torch.profiler.ProfilerActivity
-    return {activity.CPU, getattr(activity, device.type.upper())}

@@ -16,7 +16,6 @@ ScheduleName = Literal[
     "fill_drain", "1f1b", "interleaved", "zero_bubble", "zbv", "v_half", "v_min", "csv", "search", "auto"
 ]
 
-
 AUTO = 0
 """The value of ``pipeline.micro_batches`` until the plan has chosen it. A run's saved experiment never has it."""
 

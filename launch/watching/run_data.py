@@ -11,7 +11,7 @@ from launch.runs.store import RunFolder
 from launch.watching.run_state import RunState, damage, read_state
 from suite.errors import RunFileError, SettingError
 from suite.paths import read_json
-from suite.training.jsonl import last_line_with
+from suite.training.jsonl import last_line
 from suite.training.metrics import LOSS, STEP, History, read_history
 
 
@@ -59,7 +59,7 @@ class RunData:
     @cached_property
     def last_step(self) -> dict[str, Any]:
         """The metrics of the last step, from the end of the file; empty before the first."""
-        return last_line_with(self.run.metrics, LOSS) or {}
+        return last_line(self.run.metrics, LOSS) or {}
 
     @cached_property
     def record(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from launch.watching.run_data import RunData
 from launch.watching.run_state import unexpected_content
 from suite.errors import RunFileError, SettingError
 from suite.paths import read_json
-from suite.training.jsonl import last_line_with
+from suite.training.jsonl import last_line
 from suite.training.metrics import LOSS, units_per_s
 
 MOST_ROWS = 1000
@@ -131,7 +131,7 @@ def _figures(run: RunData) -> tuple[str, str, str, str]:
     if task is None:
         return steps, loss, "-", "-"
     metric, speed = f"valid/{task.criterion.name}", last.get(units_per_s(task.unit))
-    value = (last_line_with(run.run.metrics, metric) or {}).get(metric)
+    value = (last_line(run.run.metrics, metric) or {}).get(metric)
     validation = "-" if value is None else f"{task.criterion.name} {_shown(value)}"
     return steps, loss, validation, "-" if speed is None else f"{in_figures(speed)} {task.unit}/s"
 

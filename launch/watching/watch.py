@@ -30,7 +30,7 @@ from launch.worker.run_plan import RunPlan
 from suite.errors import RunFileError, SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.training.jsonl import last_line_with
+from suite.training.jsonl import last_line
 from suite.training.metrics import LOSS, STEP, is_step
 
 PERIOD_S = 0.5
@@ -70,7 +70,7 @@ class WatchView:
     def __init__(self, run: RunFolder, experiment: Experiment) -> None:
         self.run, self._experiment = run, experiment
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
-        self._last = last_line_with(run.metrics, LOSS)
+        self._last = last_line(run.metrics, LOSS)
         self._mean_step_s: float | None = None
         self._log_every = log_interval(experiment.train)
         self.state = read_state(run)

@@ -27,7 +27,7 @@ from suite.pipeline.model.layers import ties_of
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.layer_hooks import Place, watch_tensors
 from suite.pipeline.schedule.action import Action
-from suite.training.jsonl import read_lines, reopen
+from suite.training.jsonl import read_lines, remove_stale, reopen
 from suite.training.stage_optimizer import StageOptimizer
 
 SKETCH = 32
@@ -42,8 +42,6 @@ PART = 63 << 10
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Of one tensor."""
-
     digest: str
     norm: float
     sketch: tuple[float, ...]
@@ -153,10 +151,8 @@ class Fingerprints:
         that the run no longer has."""
         self._executor, self._optimizer, self._steps = executor, optimizer, range(start, start + steps)
         coord, self._stage = executor.coord, executor.stage
-        names = {f"{replica}-{stage}" for replica in range(coord.replicas) for stage in range(coord.stages)}
-        for path in folder.glob("*.jsonl") if coord.rank == 0 else ():
-            if path.stem not in names:
-                path.unlink()
+        if coord.rank == 0:
+            remove_stale(folder, coord.replicas, coord.stages)
         name, device = f"{coord.replica}-{coord.stage}", self._stage.device.type
         layers, types = self._stage.by_index, self._stage.types
         self._file = FingerprintFile(folder, name, start, layers, types, micro_batches, device)
@@ -174,7 +170,9 @@ class Fingerprints:
             yield
         self._optimizer.on_gradients = None
         self._add_parameters("updated")
-        self._add_buffers()
+        if self._executor.coord.replica == 0:
+            for layer, module in self._stage.by_index.items():
+                self._file.add_buffers(layer, module)
         self._file.write(step + 1)
 
     def _add(self, place: Place, tensor: Tensor) -> None:
@@ -194,11 +192,6 @@ class Fingerprints:
             for (layer, name), parameter in self._stage.named_parameters().items():
                 self._file.add(None, layer, f"{which} {name}", parameter)
 
-    def _add_buffers(self) -> None:
-        if self._executor.coord.replica == 0:
-            for layer, module in self._stage.by_index.items():
-                self._file.add_buffers(layer, module)
-
     def _add_gradients(self) -> None:
         for key, parameter in self._stage.named_parameters().items():
             if parameter.requires_grad:
@@ -209,8 +202,6 @@ class Fingerprints:
 
 @dataclass(frozen=True)
 class RunFingerprints:
-    """The fingerprints of a run."""
-
     layers: dict[int, str]
     """The type of each layer."""
     micro_batches: int

@@ -80,17 +80,10 @@ def _from_end(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, bytes]
                 end -= len(raw)
 
 
-def last_line(path: Path) -> dict[str, Any] | None:
-    """Returns the last whole line of a file; None without one."""
-    return _last_line_with(path, b"")
-
-
-def last_line_with(path: Path, key: str) -> dict[str, Any] | None:
-    """Returns the last whole line that has ``key``; None without one in the last ``_SEARCHED`` bytes."""
-    return _last_line_with(path, json.dumps(key).encode() + b":")
-
-
-def _last_line_with(path: Path, wanted: bytes) -> dict[str, Any] | None:
+def last_line(path: Path, key: str = "") -> dict[str, Any] | None:
+    """Returns the last whole line of a file, that has ``key`` if one is given; None without one in the last
+    ``_SEARCHED`` bytes."""
+    wanted = json.dumps(key).encode() + b":" if key else b""
     with suppress(OSError):
         for _, raw in _from_end(path, _SEARCHED):
             if wanted in raw and raw.endswith(b"\n") and (line := parsed(raw)) is not None:
@@ -98,12 +91,24 @@ def _last_line_with(path: Path, wanted: bytes) -> dict[str, Any] | None:
     return None
 
 
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file with their newlines, also damaged ones; none without the file."""
+    if path.exists():
+        with path.open("rb") as file:
+            yield from file
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the lines of a file. Skips damaged ones, such as one truncated by a crash."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        return [line for raw in file if (line := parsed(raw)) is not None]
+    return [line for raw in raw_lines(path) if (line := parsed(raw)) is not None]
+
+
+def remove_stale(folder: Path, replicas: int, stages: int) -> None:
+    """Removes files of workers that a run no longer has after it resumed with fewer stages or replicas."""
+    names = {f"{replica}-{stage}.jsonl" for replica in range(replicas) for stage in range(stages)}
+    for path in folder.glob("*.jsonl"):
+        if path.name not in names:
+            path.unlink()
 
 
 def parsed(raw: bytes | str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -58,21 +58,12 @@ class LayerStats:
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
         """Records the layers' inputs and outputs of the step that is trained in this context."""
-        stage = self._executor.stage
-        hooks = [
-            hook
-            for index, layer in zip(stage.indices, stage.layers, strict=True)
-            if self._executor.coord.replica == 0 and self.due(step)
-            for hook in (
-                layer.register_forward_pre_hook(partial(self._record_inputs, index)),
-                layer.register_forward_hook(partial(self._record_output, index)),
-            )
-        ]
-        try:
+        with ExitStack() as hooks:
+            if self._executor.coord.replica == 0 and self.due(step):
+                for index, layer in self._executor.stage.by_index.items():
+                    hooks.enter_context(layer.register_forward_pre_hook(partial(self._record_inputs, index)))
+                    hooks.enter_context(layer.register_forward_hook(partial(self._record_output, index)))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _record_inputs(self, index: int, module: nn.Module, inputs: Tensors) -> None:
         if self._is_first_forward():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,19 +41,12 @@ LAST_SAVE_TIMEOUT_S = 4 * SAVE_TIMEOUT_S
 
 
 class Saving(Protocol):
-    """The part of ``checkpoint.Saver`` that the loop uses. All workers make the same calls in the same order."""
+    """What the loop uses of ``checkpoint.Saver``. All workers make the same calls in the same order."""
 
-    def on_step_end(self, step: int, applied: bool) -> None:
-        """Notes that ``step`` steps are done, and whether the last one updated the weights."""
-
-    def save(self, step: int, units: int, best: bool = False) -> None:
-        """Starts saving the state after ``step`` steps; ``best``: no validation before was better."""
-
-    def wait(self) -> None:
-        """Waits for the current save."""
-
-    def finish(self, step: int, units: int, best: bool = False) -> None:
-        """Returns when the state after the last step is saved."""
+    def on_step_end(self, step: int, applied: bool) -> None: ...
+    def save(self, step: int, units: int, best: bool = False) -> None: ...
+    def wait(self) -> None: ...
+    def finish(self, step: int, units: int, best: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -105,17 +99,16 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
         if worker.profiler is not None:
             worker.profiler.begin(step, worker.executor)
         with worker.fingerprints.recording(step) if worker.fingerprints is not None else nullcontext():
-            trained = _train_step(worker, step)
+            batch, result, seconds, bubble = _train_step(worker, step)
         if worker.profiler is not None:
             worker.profiler.end(step, worker.executor)
-        batch, result = trained.batch, trained.result
-        progress.step, progress.seconds = step + 1, progress.seconds + trained.seconds
+        progress.step, progress.seconds = step + 1, progress.seconds + seconds
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
         origin = "" if result.applied else _find_nonfinite(worker, batch, step, result)
         if batch is not None:
             progress.units += int(batch.units)
             if worker.trackers:
-                _record(worker, progress, trained, batch)
+                _record(worker, progress, batch, result, seconds, bubble)
         worker.saver.on_step_end(progress.step, result.applied)
         if nonfinite_steps > settings.max_nonfinite_steps:
             with _saving(worker, step):
@@ -129,24 +122,15 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
             with _saving(worker, step):
                 worker.saver.save(progress.step, progress.units, improved)
     if worker.profiler is not None:
-        worker.profiler.close(None, worker.executor)
+        worker.profiler.end(None, worker.executor)
     with _saving(worker, None, "the last checkpoint", LAST_SAVE_TIMEOUT_S):
         worker.saver.finish(progress.step, progress.units, improved)
     worker.executor.status.begin("end", None)
     return progress
 
 
-@dataclass(frozen=True)
-class TrainedStep:
-    """One step on one worker; ``bubble`` only if it is traced."""
-
-    batch: MiniBatch | None
-    result: StepResult
-    seconds: float
-    bubble: float | None
-
-
-def _train_step(worker: TrainingSetup, step: int) -> TrainedStep:
+def _train_step(worker: TrainingSetup, step: int) -> tuple[MiniBatch | None, StepResult, float, float | None]:
+    """Returns the worker's share of the mini-batch, the step's result, its seconds, and if it is traced its bubble."""
     begin, status = time.perf_counter(), worker.executor.status
     status.begin("batch", step)
     recorder = worker.trace.recorder(step) if worker.trace is not None else None
@@ -169,7 +153,7 @@ def _train_step(worker: TrainingSetup, step: int) -> TrainedStep:
     seconds = time.perf_counter() - begin
     status.deadline.seconds = max(MIN_DEADLINE_S, DEADLINE_STEPS * seconds)
     status.step_done(seconds)
-    return TrainedStep(batch, result, seconds, bubble)
+    return batch, result, seconds, bubble
 
 
 def _validate(worker: TrainingSetup, step: int) -> bool:
@@ -205,7 +189,8 @@ def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, r
     if first is not None:
         origin = f"the first non-finite number was at {first}"
     else:
-        layers = ", ".join(map(str, result.culprits)) or "none, the loss alone"
+        culprits = [str(layer) for layer, norm in enumerate(result.layer_norms) if not math.isfinite(norm)]
+        layers = ", ".join(culprits) or "none, the loss alone"
         origin = (
             "in a rerun, every output and gradient of each micro-batch was finite: a sum over them overflowed, or a "
             f"device made an error (layers with non-finite gradients: {layers})"
@@ -215,9 +200,15 @@ def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, r
     return origin
 
 
-def _record(worker: TrainingSetup, progress: Progress, trained: TrainedStep, batch: MiniBatch) -> None:
+def _record(
+    worker: TrainingSetup,
+    progress: Progress,
+    batch: MiniBatch,
+    result: StepResult,
+    seconds: float,
+    bubble: float | None,
+) -> None:
     unit, coord, device = worker.unit, worker.executor.coord, worker.executor.stage.device
-    result, seconds = trained.result, trained.seconds
     values = {
         metrics.LOSS: result.objective / batch.divisor,
         **{
@@ -237,7 +228,7 @@ def _record(worker: TrainingSetup, progress: Progress, trained: TrainedStep, bat
         values[metrics.PEAK_SHARE] = result.peak_bytes / module_of(device).get_device_properties(device).total_memory
     if worker.utilization is not None:
         values |= worker.utilization.values(batch.units, seconds)
-    if trained.bubble is not None:
-        values[metrics.BUBBLE] = trained.bubble
+    if bubble is not None:
+        values[metrics.BUBBLE] = bubble
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

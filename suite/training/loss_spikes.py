@@ -30,7 +30,6 @@ LEAST_DEVIATION = 1e-2
 _NORMAL = 1.4826
 """Standard deviation over median absolute deviation of a normal distribution."""
 
-
 _NORMAL_90 = 1.2816
 """90th percentile of a normal distribution, in standard deviations from its median."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from suite.errors import RunFileError
-from suite.training.jsonl import parsed
+from suite.training.jsonl import parsed, raw_lines
 
 STEP = "step"
 """Steps done: the x axis of all others."""
@@ -96,7 +96,7 @@ def read_history(path: Path) -> History:
     Skips damaged lines.
     """
     steps, validations, last = _Thinned(), _Thinned(), (0, b"")
-    for number, raw in enumerate(_raw_lines(path)):
+    for number, raw in enumerate(raw_lines(path)):
         if _LOSS_KEY in raw and raw.endswith(b"}\n"):
             last = (number, raw)
             steps.add(last)
@@ -110,13 +110,12 @@ def read_history(path: Path) -> History:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """Returns the steps of ``read_history``."""
     return read_history(path).steps
 
 
 def every_step(path: Path) -> Iterator[dict[str, Any]]:
     """Yields every step, one in memory at a time."""
-    for raw in _raw_lines(path):
+    for raw in raw_lines(path):
         if _LOSS_KEY in raw and (line := parsed(raw)) is not None:
             yield line
 
@@ -124,20 +123,13 @@ def every_step(path: Path) -> Iterator[dict[str, Any]]:
 def check_metrics(path: Path) -> None:
     """Raises RunFileError for a damaged line that is not the torn end of the file: the run's record would lack its
     step."""
-    for number, raw in enumerate(_raw_lines(path), 1):
+    for number, raw in enumerate(raw_lines(path), 1):
         looks_whole = raw.startswith(b"{") and raw.endswith(b"}\n") and raw.isascii() and b"\0" not in raw
         if not looks_whole and raw.endswith(b"\n") and parsed(raw) is None:
             raise RunFileError(
                 f"line {number} of {path} is damaged; restore the file from a copy, or delete the line with `sed -i "
                 f"{number}d {path}`, after which the run's numbers lack this step"
             )
-
-
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        yield from file
 
 
 class _Thinned:

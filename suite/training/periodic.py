@@ -8,9 +8,6 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
-END_S = 5.0
-"""Seconds that ``end`` waits for a running call."""
-
 
 def print_failure(error: Exception) -> None:
     """Prints a traceback to standard error, which is a worker's log."""
@@ -33,7 +30,7 @@ class PeriodicThread:
         """Starts the thread; the first call is one period later."""
         self._thread.start()
 
-    def end(self, within: float = END_S) -> bool:
+    def end(self, within: float = 5.0) -> bool:
         """Ends the thread. Returns False if its call still hangs, in a disk or a driver, after ``within`` seconds."""
         self._ended.set()
         self._thread.join(within)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from suite.device import profiler_activities
 from suite.errors import SettingError, shortened
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import Executor
@@ -50,7 +49,8 @@ class StepProfiler:
 
     def __init__(self, folder: Path, coord: RankCoord, steps: range, device: torch.device) -> None:
         self._path, self._steps = folder / f"stage-{coord.replica}-{coord.stage}.json.gz", steps
-        self._activities = profiler_activities(device)
+        activity = torch.profiler.ProfilerActivity
+        self._activities = {activity.CPU, getattr(activity, device.type.upper())}
         self._profile: Any = None
 
     def begin(self, step: int, executor: Executor) -> None:
@@ -63,14 +63,9 @@ class StepProfiler:
             self._profile.start()
         executor.profiling = True
 
-    def end(self, step: int, executor: Executor) -> None:
-        """Writes the trace after the last step of the range."""
-        if step + 1 not in self._steps:
-            self.close(step, executor)
-
-    def close(self, step: int | None, executor: Executor) -> None:
-        """Writes what is recorded: all of it, or the part until the run ended early."""
-        if self._profile is None:
+    def end(self, step: int | None, executor: Executor) -> None:
+        """Writes the trace after the last step of the range, or without ``step`` the part until the run ended early."""
+        if self._profile is None or (step is not None and step + 1 in self._steps):
             return
         executor.profiling = False
         executor.status.begin("profile", step)

@@ -45,10 +45,6 @@ class StepResult:
     peak_bytes: int = 0
     """Memory of the worker with the highest peak."""
 
-    @property
-    def culprits(self) -> tuple[int, ...]:
-        return tuple(layer for layer, norm in enumerate(self.layer_norms) if not math.isfinite(norm))
-
 
 class StageOptimizer:
     """Updates one stage's parameters. All stages apply a step, or all skip it."""
@@ -140,9 +136,8 @@ class StageOptimizer:
         """
         expected = state_shapes(tuple(self._trainable[key].shape), self._settings)
         dtypes = {torch.float32, self._trainable[key].dtype}
-        shapes = {name: tuple(value.shape) for name, value in state.items()}
-        if shapes != expected or not {value.dtype for value in state.values()} <= dtypes:
-            saved = {name: tuple(value.shape) for name, value in sorted(state.items())}
+        saved = {name: tuple(value.shape) for name, value in sorted(state.items())}
+        if saved != expected or not {value.dtype for value in state.values()} <= dtypes:
             raise CheckpointError(
                 f"the optimizer state of layer {key[0]}, {key[1]} is {saved}, {self._settings.name} needs "
                 f"{expected} in fp32; resume with the optimizer of the run that wrote it"

@@ -123,8 +123,7 @@ def peak_bytes(device: torch.device) -> int:
     """
     if not is_host(device):
         return int(module_of(device).max_memory_allocated(device))
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def path_of(folder: Path, replica: int, stage: int) -> Path:

@@ -22,7 +22,7 @@ from suite.exchange import broadcast
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.timeline import Span, Timeline
-from suite.training.jsonl import read_lines, reopen
+from suite.training.jsonl import read_lines, remove_stale, reopen
 
 FIRST, COUNT = 2, 5
 """Steps traced by default: skip the first two after a start, which warm up, and trace five to show the variation."""
@@ -38,7 +38,7 @@ class TraceWriter:
         pipeline is partitioned; a reader drops steps of another ``run``, which are not comparable."""
         folder.mkdir(parents=True, exist_ok=True)
         if coord.rank == 0:
-            _remove_stale(folder, coord)
+            remove_stale(folder, coord.replicas, coord.stages)
         self._file = reopen(folder / f"{coord.replica}-{coord.stage}.jsonl", start - 1)
         self._file.write(
             {
@@ -77,14 +77,6 @@ class TraceWriter:
         dist.all_reduce(rows)
         all_busy_s, steps_s = rows.cpu()
         return float(1 - all_busy_s.mean() / steps_s.max())
-
-
-def _remove_stale(folder: Path, coord: RankCoord) -> None:
-    """Removes files of workers that a run no longer has after it resumed with fewer stages or replicas."""
-    names = {f"{replica}-{stage}.jsonl" for replica in range(coord.replicas) for stage in range(coord.stages)}
-    for path in folder.glob("*.jsonl"):
-        if path.name not in names:
-            path.unlink()
 
 
 def clock_offset() -> float:
@@ -138,7 +130,7 @@ def _read_worker(path: Path) -> tuple[dict[str, Any] | None, Steps]:
     steps: Steps = {}
     for line in read_lines(path):
         if "clock" in line:
-            if head is not None and _pipeline(head) != _pipeline(line):
+            if head is not None and (head["stages"], head.get("run", "")) != (line["stages"], line.get("run", "")):
                 steps.clear()
             head = line
         elif head is not None:
@@ -146,10 +138,6 @@ def _read_worker(path: Path) -> tuple[dict[str, Any] | None, Steps]:
             spans = [_shifted(Span(*span), clock) for span in line["spans"]]
             steps[line["step"]] = line["began"] + clock, spans
     return head, steps
-
-
-def _pipeline(head: dict[str, Any]) -> tuple[int, str]:
-    return head["stages"], head.get("run", "")
 
 
 def _shifted(span: Span, seconds: float) -> Span:

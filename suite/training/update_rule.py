@@ -28,8 +28,6 @@ Key = tuple[int, str]
 UpdateFactors = Callable[[str, nn.Parameter], tuple[float, float]]
 """Returns the factors of the learning rate and of the weight decay for a parameter named as in ``nn.Sequential``."""
 
-_ADAFACTOR = {True: ("row_var", "col_var"), False: ("variance",)}  # key: whether the parameter is a matrix
-
 
 def learning_rate(step: int, settings: OptimizerSettings) -> float:
     """Returns the learning rate of a step, counted from 0: a linear warm-up to the peak, then the decay.
@@ -117,5 +115,6 @@ def state_shapes(shape: tuple[int, ...], settings: OptimizerSettings) -> dict[st
         return dict.fromkeys(settings.state_names, shape)
     if names := settings.state_names:
         return {**dict.fromkeys(names, shape), "step": ()}
-    sums = ((*shape[:-1], 1), (*shape[:-2], 1, shape[-1])) if len(shape) > 1 else (shape,)
-    return {**dict(zip(_ADAFACTOR[len(shape) > 1], sums, strict=True)), "step": ()}
+    if len(shape) > 1:
+        return {"row_var": (*shape[:-1], 1), "col_var": (*shape[:-2], 1, shape[-1]), "step": ()}
+    return {"variance": shape, "step": ()}

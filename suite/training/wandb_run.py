@@ -23,12 +23,6 @@ from suite.settings import TrackingSettings
 from suite.training.metrics import NAMESPACES, STEP
 from suite.training.trackers import Values
 
-PUBLIC = "https://api.wandb.ai"
-"""wandb's server unless WANDB_BASE_URL is set."""
-
-OPENING_S, FINISH_S = 20, 60
-"""Time limits in seconds: for the server to open a run, and to receive the remaining data at its end."""
-
 
 @dataclass(frozen=True)
 class Identity:
@@ -68,7 +62,7 @@ def wandb_mode(settings: TrackingSettings) -> str:
         return settings.wandb
     if mode := os.environ.get("WANDB_MODE"):
         return mode
-    return "online" if has_key(os.environ.get("WANDB_BASE_URL") or PUBLIC) else "offline"
+    return "online" if has_key(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai") else "offline"
 
 
 def open_run(folder: Path, mode: str, identity: Identity, config: dict[str, Any] | None = None) -> Any:
@@ -78,10 +72,11 @@ def open_run(folder: Path, mode: str, identity: Identity, config: dict[str, Any]
     # an inherited wandb service process may still hold the run whose writer was killed
     os.environ.pop("WANDB_SERVICE", None)
     sys.argv[1:] = map(hide_secrets, sys.argv[1:])  # wandb records them
+    # at most 20 s for the server to open the run, and 60 s to receive the remaining data at its end
     run = wandb.init(
         dir=str(folder), project=identity.project, name=identity.name, group=identity.group, job_type="train",
         tags=identity.tags, id=identity.id or secrets.token_hex(6), resume="allow", mode=mode, config=config,  # type: ignore[arg-type]
-        settings=wandb.Settings(console="off", silent=True, init_timeout=OPENING_S, finish_timeout=FINISH_S),
+        settings=wandb.Settings(console="off", silent=True, init_timeout=20, finish_timeout=60),
     )  # fmt: skip
     # wandb's own counter drops steps that repeat after a resume
     run.define_metric(STEP)

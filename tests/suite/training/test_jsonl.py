@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.training.jsonl import last_line, last_line_with, read_lines, reopen
+from suite.training.jsonl import last_line, read_lines, reopen
 
 FULL = """
 import resource, signal, sys
@@ -68,17 +68,17 @@ def test_a_file_without_a_whole_line_has_no_last_one(tmp_path, content):
     assert last_line(path) is None
 
 
-def test_the_last_line_with_a_key_is_found_from_the_end_across_blocks(tmp_path):
+def test_the_last_line_a_key_is_found_from_the_end_across_blocks(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    assert last_line_with(path, "valid/nll") is None
+    assert last_line(path, "valid/nll") is None
     lines = [{"step": at, "train/loss": 1.0, "long": "x" * 500} for at in range(1000)]
     lines.insert(300, {"step": 300, "valid/nll": 4.0})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1000, "train/loss": 1')
-    assert last_line_with(path, "train/loss")["step"] == 999
-    assert last_line_with(path, "valid/nll") == {"step": 300, "valid/nll": 4.0}  # 400 KB before the end
-    assert last_line_with(path, "valid/acc") is None
+    assert last_line(path, "train/loss")["step"] == 999
+    assert last_line(path, "valid/nll") == {"step": 300, "valid/nll": 4.0}  # 400 KB before the end
+    assert last_line(path, "valid/acc") is None
     path.write_text('{"valid/nll": 1.0}\n')
-    assert last_line_with(path, "valid/nll") == {"valid/nll": 1.0}  # the first line
+    assert last_line(path, "valid/nll") == {"valid/nll": 1.0}  # the first line
 
 
 def test_a_damaged_line_in_the_middle_does_not_cost_those_after_it(tmp_path):

@@ -26,14 +26,14 @@ def test_steps_are_read_without_validations(tmp_path):
 READ = r"""
 import re, sys, time
 from pathlib import Path
-from suite.training.jsonl import last_line_with, reopen
+from suite.training.jsonl import last_line, reopen
 from suite.training.metrics import check_metrics, read_history
 
 path = Path(sys.argv[1])
 for read in (
     lambda: (check_metrics(path), reopen(path, 999_990).close()),
     lambda: read_history(path),
-    lambda: last_line_with(path, "train/loss"),
+    lambda: last_line(path, "train/loss"),
 ):
     begin = time.process_time()
     read()

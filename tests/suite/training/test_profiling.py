@@ -50,11 +50,11 @@ def test_a_run_that_ends_within_the_range_leaves_the_steps_until_then(tmp_path):
     torch.ones(3) + 1
     profiler.end(1, executor)
     assert not (tmp_path / "profile").exists()
-    profiler.close(None, executor)
+    profiler.end(None, executor)
     assert not executor.profiling
     (trace,) = (tmp_path / "profile").iterdir()
     assert any(event["name"] == "aten::add" for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])
-    profiler.close(None, executor)  # nothing is left to write
+    profiler.end(None, executor)  # nothing is left to write
 
 
 @pytest.mark.parametrize(("text", "expected"), [("20", range(19, 20)), ("20-23", range(19, 23)), (" 1-50 ", range(50))])
