@@ -11,8 +11,7 @@ all tensors with those of plain PyTorch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from rich.console import Console
@@ -31,6 +30,9 @@ MICRO_BATCHES = 4
 """Where the settings leave their number to the plan."""
 
 PLAIN_AGAIN = "plain PyTorch again"
+
+_Trained = tuple[RunFolder, Comparison]
+"""The run in one shape, and how it compares."""
 
 
 def check(training: ShortTraining, console: Console) -> bool:
@@ -54,17 +56,17 @@ def check(training: ShortTraining, console: Console) -> bool:
     for line in _trait_lines(traits):
         console.print(f"  {line}")
     depends_on_split = any(trait.depends_on_split for _, found in traits.values() for trait in found)
-    shapes = {"as set": asked} if "pipeline." in training.settings else {}
-    for shape in _shapes(micro_batches, chosen.list_length, depends_on_split):
-        shapes[_label(shape, micro_batches)] = shape
-    for reason in _left_out(micro_batches, chosen.list_length, depends_on_split):
+    shapes, left_out = _shapes(micro_batches, chosen.list_length, depends_on_split)
+    for reason in left_out:
         console.print(f"not tried: {reason}")
     console.print("each tensor compared with plain PyTorch (a):")
     plain = training.train_plainly(chosen)
     comparison = partial(_compare, plain, traits, console)
-    results = [comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))]
-    for label, shape in shapes.items():
-        results.append(comparison(label, partial(training.train, chosen.with_pipeline(shape))))
+    results = {PLAIN_AGAIN: comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))}
+    labelled = {"as set": asked} if "pipeline." in training.settings else {}
+    labelled |= {_label(shape, micro_batches): shape for shape in shapes}
+    for label, shape in labelled.items():
+        results[label] = comparison(label, partial(training.train, chosen.with_pipeline(shape)))
     return _conclude(results, plain, console)
 
 
@@ -78,34 +80,31 @@ def _trait_lines(traits: LayerTraits) -> Iterator[str]:
         yield f"layer{'s' if len(indices) > 1 else ''} {', '.join(indices)}: {text}"
 
 
-def _shapes(micro_batches: int, layers: int, depends_on_split: bool) -> Iterator[PipelineSettings]:
-    """Yields pipelines that train the same mini-batches."""
+def _shapes(micro_batches: int, layers: int, depends_on_split: bool) -> tuple[list[PipelineSettings], list[str]]:
+    """Returns pipelines that train the same mini-batches, and why others are left out."""
     same = partial(PipelineSettings, micro_batches=micro_batches)
-    yield same(stages=1, remat="never")
+    shapes, left_out = [same(stages=1, remat="never")], []
     if layers >= 2:
-        yield same(stages=2, schedule="fill_drain", remat="always")
-        yield same(stages=2, schedule="1f1b", remat="never")
-        yield same(stages=2, schedule="zero_bubble", remat="never")
+        shapes.append(same(stages=2, schedule="fill_drain", remat="always"))
+        shapes.append(same(stages=2, schedule="1f1b", remat="never"))
+        shapes.append(same(stages=2, schedule="zero_bubble", remat="never"))
     if layers >= 4:
-        yield same(stages=2, schedule="zbv", virtual_stages=2, remat="auto")
-        yield same(stages=4, schedule="1f1b")
+        shapes.append(same(stages=2, schedule="zbv", virtual_stages=2, remat="auto"))
+        shapes.append(same(stages=4, schedule="1f1b"))
+    else:
+        left_out.append(f"stages=4, because the model has {layers} layers")
     if micro_batches % 2:
-        return
-    half = micro_batches // 2
-    yield PipelineSettings(replicas=2, micro_batches=half)
+        left_out.append(f"replicas=2 and other micro-batches, because {micro_batches} cannot be halved")
+        return shapes, left_out
+    half = partial(PipelineSettings, micro_batches=micro_batches // 2)
+    shapes.append(half(replicas=2))
     if layers >= 2:
-        yield PipelineSettings(stages=2, replicas=2, micro_batches=half, schedule="1f1b")
-    if not depends_on_split:
-        yield PipelineSettings(micro_batches=half)
-
-
-def _left_out(micro_batches: int, layers: int, depends_on_split: bool) -> Iterator[str]:
-    if layers < 4:
-        yield f"stages=4, because the model has {layers} layers"
-    if micro_batches % 2:
-        yield f"replicas=2 and other micro-batches, because {micro_batches} cannot be halved"
-    elif depends_on_split:
-        yield "other micro-batches, because what a layer above computes depends on them"
+        shapes.append(half(stages=2, replicas=2, schedule="1f1b"))
+    if depends_on_split:
+        left_out.append("other micro-batches, because what a layer above computes depends on them")
+    else:
+        shapes.append(half())
+    return shapes, left_out
 
 
 def _label(shape: PipelineSettings, micro_batches: int) -> str:
@@ -116,23 +115,10 @@ def _label(shape: PipelineSettings, micro_batches: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Result:
-    """How the training in one shape compares."""
-
-    label: str
-    run: RunFolder | None
-    """None where it could not train."""
-    comparison: Comparison | None
-
-    @property
-    def is_same(self) -> bool:
-        return self.comparison is not None and self.comparison.is_explained
-
-
 def _compare(
     plain: RunFolder, traits: LayerTraits, console: Console, label: str, train: Callable[[], RunFolder]
-) -> _Result:
+) -> _Trained | None:
+    """Trains in one shape, and prints how that compares; returns None where it could not train."""
     began = time.perf_counter()
     try:
         run = train()
@@ -140,7 +126,7 @@ def _compare(
     except (SuiteError, RuntimeError) as error:  # the second: of the user's code in plain PyTorch
         why = error if isinstance(error, SuiteError) else str(error).strip().splitlines()[-1]
         console.print(f"  {label}: FAILS: {why}")
-        return _Result(label, None, None)
+        return None
     took = f"{time.perf_counter() - began:.0f} s"
     if not found.is_explained:
         console.print(f"  {label}: DIFFERS ({took})")
@@ -157,29 +143,29 @@ def _compare(
     if found.is_explained and found.other_buffers:
         where = ", ".join(dict.fromkeys(f"layer {one.key[2]}" for one in found.other_buffers))
         console.print(f"    but {len(found.other_buffers)} buffers differ, which evaluation may use: {where}")
-    return _Result(label, run, found)
+    return run, found
 
 
-def _conclude(results: Sequence[_Result], plain: RunFolder, console: Console) -> bool:
+def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, console: Console) -> bool:
     """Prints the result, and removes the runs that nobody has to look at."""
-    others = [one for one in results if not one.is_same]
-    for one in results:
-        if one.is_same and one.run is not None:
-            remove_run(one.run)
-    if not others:
+    trained = {label: result for label, result in results.items() if result is not None}
+    others = {label: run for label, (run, comparison) in trained.items() if not comparison.is_explained}
+    for label, (run, _) in trained.items():
+        if label not in others:
+            remove_run(run)
+    failed = len(results) - len(trained)
+    if not others and not failed:
         remove_run(plain)
-        buffers = any(one.comparison is not None and one.comparison.other_buffers for one in results)
+        buffers = any(comparison.other_buffers for _, comparison in trained.values())
         but = ", but for buffers" if buffers else ""
         console.print(f"all {len(results)} are the same training as plain PyTorch{but}")
         return True
-    failed = sum(one.comparison is None for one in others)
     console.print(
-        f"{len(others) - failed} of {len(results)} are not the same training as plain PyTorch"
+        f"{len(others)} of {len(results)} are not the same training as plain PyTorch"
         + (f", and {failed} fail" if failed else "")
     )
-    if others[0].label == PLAIN_AGAIN:
+    if PLAIN_AGAIN in others or PLAIN_AGAIN not in trained:
         console.print("plain PyTorch itself gives other numbers each time, so no pipeline can give the same")
-    for one in others:
-        if one.run is not None:
-            console.print(f"  {one.label}: {command('diff', RUN=f'{plain.path} {one.run.path}')}")
+    for label, run in others.items():
+        console.print(f"  {label}: {command('diff', RUN=f'{plain.path} {run.path}')}")
     return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,26 +28,17 @@ MOST_OF_A_BUFFER = 1e-4
 MOST_LAYERS = 8
 """Layers for which the growth of a difference is shown."""
 
-_PHASE_OF = {
-    "initial": "initial",
-    "recomputed": "recompute",
-    "gradient": "backward",
-    "whole": "sum",
-    "updated": "update",
-    "buffer": "buffer",
-}
-"""By the first word of what a tensor is; all others are of a forward."""
-
-_PHASES = ("initial", "forward", "recompute", "backward", "sum", "update", "buffer")
+_PHASES = ("initial", "forward", "recomputed", "gradient", "whole", "updated", "buffer")
+"""The parts of a step, in order: the first words of what tensors are; with any other word one is of a forward."""
 
 _CAUSES = {
     "initial": "the runs start with other weights",
     "forward": "the layer does something else or remembers an earlier call, or its message or the data differ",
     "random": "it drew other random numbers: not as often, or its seed differs",
-    "backward": "its backward differs, or the gradient that came to it",
-    "sum": "every micro-batch's gradients are the same: one is missing, added twice or scaled, or the sum "
+    "gradient": "its backward differs, or the gradient that came to it",
+    "whole": "every micro-batch's gradients are the same: one is missing, added twice or scaled, or the sum "
     "over replicas or copies differs",
-    "update": "all gradients are the same: the optimizer differs",
+    "updated": "all gradients are the same: the optimizer differs",
 }
 
 _OPTIONAL = ("recomputed", "gradient", "loss")
@@ -57,7 +48,7 @@ _OPTIONAL = ("recomputed", "gradient", "loss")
 def phase_of(what: str) -> str:
     """Returns the part of a step in which a tensor is made."""
     first = what.split()[0]
-    return _PHASE_OF.get(first, "forward")
+    return first if first in _PHASES else "forward"
 
 
 def _is_random(what: str) -> bool:
@@ -72,7 +63,7 @@ def _order(key: Key) -> tuple[object, ...]:
     return (
         step,
         _PHASES.index(phase),
-        -layer if phase == "backward" else layer,
+        -layer if phase == "gradient" else layer,
         rank,
         -1 if micro_batch is None else micro_batch,
         what,
@@ -81,8 +72,6 @@ def _order(key: Key) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that differs."""
-
     key: Key
     a: Fingerprint
     b: Fingerprint
@@ -90,10 +79,6 @@ class Difference:
     @property
     def phase(self) -> str:
         return phase_of(self.key[3])
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.a.norm) and math.isfinite(self.b.norm)
 
     @property
     def share(self) -> float:
@@ -112,14 +97,14 @@ class Comparison:
     """Of both runs, the coarser one: fp32 or bf16."""
     equal_count: int
     """Tensors that are equal to the bit."""
-    differences: tuple[Difference, ...]
+    differences: Sequence[Difference]
     """Those that are not, but for buffers; the first one first."""
-    other_buffers: tuple[Difference, ...]
+    other_buffers: Sequence[Difference]
     """Buffers that differ by more than rounding. Those of a pipeline may: BatchNorm's are of whole mini-batches, and
     each replica has its own."""
-    unmatched_tensors: tuple[tuple[str, Key], ...]
+    unmatched_tensors: Sequence[tuple[str, Key]]
     """Tensors that only one run recorded, with "a" or "b"."""
-    wrong_recomputes: tuple[tuple[str, Key], ...]
+    wrong_recomputes: Sequence[tuple[str, Key]]
     """Recomputes that are not their forwards, with "a" or "b"."""
 
     @property
@@ -145,19 +130,19 @@ class Comparison:
 
     def explains(self, difference: Difference) -> bool:
         """Whether rounding explains a difference, if all in earlier parts of the step is the same."""
-        if _is_random(difference.key[3]) or difference.phase == "initial" or not difference.is_finite:
+        step, _, layer, what = difference.key
+        is_finite = math.isfinite(difference.a.norm) and math.isfinite(difference.b.norm)
+        if _is_random(what) or difference.phase == "initial" or not is_finite:
             return False
-        if difference.phase == "update":  # of equal gradients: a shard's last values are not updated as a vector
-            step, _, layer, what = difference.key
+        if difference.phase == "updated":  # of equal gradients: a shard's last values are not updated as a vector
             before = self.a.tensors.get((step, None, layer, what.replace("updated", "initial", 1)))
             is_lost = before is not None and difference.a.distance(difference.b) >= before.distance(difference.a) / 2
             return difference.share <= torch.finfo(torch.float32).eps and not is_lost
         unit = torch.finfo(torch.bfloat16 if self.precision == "bf16" else torch.float32).eps / 2
         roundings = ROUNDINGS[self.precision] * unit
-        if difference.phase != "sum":
+        if difference.phase != "whole":
             return difference.share <= roundings * len(self.a.layers)
         # each of two sums of M gradients errs by less than (M - 1) u times the sum of their norms
-        step, _, layer, what = difference.key
         part = step, layer, what.removeprefix("whole ")
         terms = max(sums.get(part, 0.0) for sums in self._sums_of_norms)
         count = max(self.a.micro_batches, self.b.micro_batches)
@@ -174,7 +159,7 @@ class Comparison:
         largest: dict[tuple[int, int], float] = defaultdict(float)
         for run in (self.a, self.b):
             for (step, _, layer, what), one in run.tensors.items():
-                if phase_of(what) == "sum":
+                if phase_of(what) == "whole":
                     largest[step, layer] = max(largest[step, layer], one.norm)
         return largest
 
@@ -236,7 +221,7 @@ class Comparison:
         """Returns the largest shares of the layers that a difference of a forward or backward reaches."""
         step, micro_batch, *_ = first.key
         shares: dict[int, float] = {}
-        for one in self.differences if first.phase in ("forward", "backward") else ():
+        for one in self.differences if first.phase in ("forward", "gradient") else ():
             is_behind = one.key[:2] == (step, micro_batch) and one.phase == first.phase
             if is_behind and not _is_random(one.key[3]):
                 shares[one.key[2]] = max(shares.get(one.key[2], 0.0), one.share)
@@ -251,11 +236,10 @@ class Comparison:
 def compare(a: RunFingerprints, b: RunFingerprints, precision: str) -> Comparison:
     """Compares the tensors that both runs recorded. Raises SettingError for other models, and where both recorded no
     step."""
-    if a.layers != b.layers:
-        for index in sorted(a.layers.keys() | b.layers.keys()):
-            here, there = (run.layers.get(index, "none") for run in (a, b))
-            if here != there:
-                raise SettingError(f"the runs have different models: layer {index} is {here} in a and {there} in b")
+    for index in sorted(a.layers.keys() | b.layers.keys()):
+        here, there = (run.layers.get(index, "none") for run in (a, b))
+        if here != there:
+            raise SettingError(f"the runs have different models: layer {index} is {here} in a and {there} in b")
     if a.device != b.device:
         raise SettingError(
             f"a ran on {a.device} and b on {b.device}, whose random numbers and initial weights differ; compare two "
@@ -268,31 +252,25 @@ def compare(a: RunFingerprints, b: RunFingerprints, precision: str) -> Compariso
         raise SettingError(f"the runs recorded no step in common: a {steps[0]}, b {steps[1]}; train both from one step")
     differing = [key for key in common if a.tensors[key].digest != b.tensors[key].digest]
     found = [Difference(key, a.tensors[key], b.tensors[key]) for key in sorted(differing, key=_order)]
-    buffers = tuple(one for one in found if one.phase == "buffer" and one.share > MOST_OF_A_BUFFER)
+    buffers = [one for one in found if one.phase == "buffer" and one.share > MOST_OF_A_BUFFER]
     found = [one for one in found if one.phase != "buffer"]
     pairs = ("a", a, b), ("b", b, a)
     unmatched = [(name, key) for name, run, other in pairs for key in _unmatched_tensors(run, other, same_parts)]
-    wrong = [(name, key) for name, run, _ in pairs for key in sorted(_wrong_recomputes(run), key=_order)]
-    return Comparison(
-        a, b, precision, len(common) - len(differing), tuple(found), buffers, tuple(unmatched), tuple(wrong)
-    )
+    wrong = [(name, key) for name, run, _ in pairs for key in _wrong_recomputes(run)]
+    return Comparison(a, b, precision, len(common) - len(differing), found, buffers, unmatched, wrong)
 
 
 def _unmatched_tensors(run: RunFingerprints, other: RunFingerprints, same_parts: bool) -> list[Key]:
     """Returns what only one run recorded, of the steps that both did."""
     steps = {key[0] for key in other.tensors}
-    return sorted(
-        (
-            key
-            for key in run.tensors.keys() - other.tensors.keys()
-            if key[0] in steps and (same_parts or key[1] is None) and not key[3].startswith(_OPTIONAL)
-        ),
-        key=_order,
-    )
+    alone = (key for key in run.tensors.keys() - other.tensors.keys() if key[0] in steps)
+    required = (key for key in alone if not key[3].startswith(_OPTIONAL))
+    return sorted((key for key in required if same_parts or key[1] is None), key=_order)
 
 
 def _wrong_recomputes(run: RunFingerprints) -> list[Key]:
     """Returns the recomputed tensors that are not those of their forward."""
-    recomputed = [key for key in run.tensors if phase_of(key[3]) == "recompute"]
+    recomputed = [key for key in run.tensors if phase_of(key[3]) == "recomputed"]
     forward = {key: (*key[:3], key[3].removeprefix("recomputed ")) for key in recomputed}
-    return [key for key in recomputed if run.tensors[key].digest != run.tensors[forward[key]].digest]
+    wrong = (key for key in recomputed if run.tensors[key].digest != run.tensors[forward[key]].digest)
+    return sorted(wrong, key=_order)

@@ -18,14 +18,12 @@ import pickle
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from experiments.base.experiment import Experiment
 from experiments.custom.layer_trial import attributes_of, changed_attributes, same_bits
@@ -44,8 +42,6 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Trait:
-    """Something that a layer does."""
-
     text: str
     """A sentence without its subject, the layer."""
     depends_on_split: bool = False
@@ -62,10 +58,10 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
     device = init_process_group(rank, world, rendezvous, 1)
     layers, loss = build_layers(chosen, device)
     found: LayerTraits = {}
-    handles: list[RemovableHandle] = []
 
     def try_layer(index: int, layer: nn.Module, inputs: Tensors) -> None:
-        handles[index].remove()  # copies have no hook
+        if index == len(layers) - 1 and getattr(layer, "score", None):
+            return
         try:
             traits = list(traits_of(layer, inputs, rows))
         except Exception as error:  # of the user's code
@@ -76,10 +72,8 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
     batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
     assert batch is not None
     rows = len(batch.inputs[0][0])
-    for index, layer in enumerate(layers):
-        handles.append(layer.register_forward_pre_hook(partial(try_layer, index), prepend=True))
     with torch.no_grad():
-        forward(layers, loss, batch.inputs[0], batch.targets[0], chosen, 0, 0)
+        forward(layers, loss, batch, 0, chosen, 0, device, try_layer)
     dist.destroy_process_group()
     return found
 
@@ -162,9 +156,8 @@ class _Trial:
         ]
 
 
-def _generator_states() -> tuple[bytes, object, bytes]:
-    numpy_state = np.random.get_state(legacy=False)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), pickle.dumps(numpy_state)
+def _generator_states() -> bytes:
+    return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
 
 
 def _equal(some: Tensors, others: Tensors) -> bool:

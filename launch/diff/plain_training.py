@@ -8,7 +8,7 @@ Seeds, the order of sums over tied copies, and the norm that clips are as docume
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from suite.pipeline.model.layers import (
     materialize,
     ties_of,
 )
+from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.devices import GIB
@@ -78,8 +79,11 @@ def _train(
 ) -> None:
     device = init_process_group(rank, world, rendezvous, 1, 0 if machine.kind == "gpu" else None)
     layers, loss = build_layers(chosen, device, machine.logits_bytes)
-    copies = _copies(layers)
-    optimizer = _optimizer(layers, copies, chosen)
+    parameters, copies = _trainable(layers), _copies(layers)
+    firsts = {key: keys[0] for keys in copies.values() for key in keys}  # copies have the factors of the first one
+    names = {key: "{}.{}".format(*firsts.get(key, key)) for key in parameters}
+    factors = {key: chosen.update_factors(names[key], parameter) for key, parameter in parameters.items()}
+    optimizer = make_optimizer(param_groups(parameters, factors, chosen.optimizer), chosen.optimizer)
     source = chosen.data_source(data, RankCoord(0, 1, 1))
     types = {index: type(layer).__name__ for index, layer in enumerate(layers)}
     file = FingerprintFile(
@@ -89,18 +93,16 @@ def _train(
         _add_parameters(file, "initial", layers)
         batch = source.batch(step)
         assert batch is not None
-        for i, (inputs, targets) in enumerate(zip(batch.inputs, batch.targets, strict=True)):
+        for i in range(len(batch)):
             add = partial(file.add_from_layer, i, device=device)
             with watch_tensors(dict(enumerate(layers)), loss, add):
-                here, wanted = (tuple(tensor.to(device) for tensor in tensors) for tensors in (inputs, targets))
-                objective = forward(layers, loss, here, wanted, chosen, step, i)
-                backward(objective, batch.divisor)
-        _sum_copies(layers, copies)
-        for index, name, parameter in _trainable(layers):
+                backward(forward(layers, loss, batch, i, chosen, step, device), batch.divisor)
+        _sum_copies(parameters, copies)
+        for (index, name), parameter in parameters.items():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             file.add(None, index, f"whole gradient of {name}", parameter.grad)
-        _clip(layers, chosen.optimizer.max_grad_norm)
+        _clip(layers, parameters.values(), chosen.optimizer.max_grad_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, chosen.optimizer) * group["lr_factor"]
         optimizer.step()
@@ -120,50 +122,40 @@ def build_layers(
     set_logits_bytes(described, logits_bytes)
     seed = chosen.train.seed
     layers = [materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)]
-    for first, *others in _copies(layers).values():
+    for keys in _copies(layers).values():
+        first, *others = (layers[index].get_parameter(name) for index, name in keys)
         for other in others:
-            _parameter(layers, other).data.copy_(_parameter(layers, first).data)
+            other.data.copy_(first.data)
     return layers, loss
 
 
-def _optimizer(
-    layers: Sequence[nn.Module], copies: Mapping[str, Sequence[Key]], chosen: Experiment
-) -> torch.optim.Optimizer:
-    """Returns the optimizer of all parameters; copies have the factors of the first one."""
-    firsts = {key: keys[0] for keys in copies.values() for key in keys}
-    parameters = {(index, name): parameter for index, name, parameter in _trainable(layers)}
-    factors = {
-        key: chosen.update_factors("{}.{}".format(*firsts.get(key, key)), parameter)
-        for key, parameter in parameters.items()
+def _trainable(layers: Sequence[nn.Module]) -> dict[Key, nn.Parameter]:
+    return {
+        (index, name): parameter
+        for index, layer in enumerate(layers)
+        for name, parameter in layer.named_parameters()
+        if parameter.requires_grad
     }
-    return make_optimizer(param_groups(parameters, factors, chosen.optimizer), chosen.optimizer)
-
-
-def _trainable(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:
-    for index, layer in enumerate(layers):
-        for name, parameter in layer.named_parameters():
-            if parameter.requires_grad:
-                yield index, name, parameter
 
 
 def forward(
     layers: Sequence[nn.Module],
     loss: nn.Module,
-    tensors: tuple[Tensor, ...],
-    targets: tuple[Tensor, ...],
+    batch: MiniBatch,
+    i: int,
     chosen: Experiment,
     step: int,
-    micro_batch: int,
+    device: torch.device,
     before: Callable[[int, nn.Module, Tensors], None] = lambda *_: None,
 ) -> Tensor:
-    """Returns the objective of a micro-batch, on the device of its tensors. Calls ``before`` with the index of each
-    layer, the layer and its inputs, before it runs."""
-    device = tensors[0].device
+    """Returns the objective of micro-batch ``i`` of ``batch``. Calls ``before`` with the index of each layer, the layer
+    and its inputs, before it runs."""
+    tensors, targets = (tuple(tensor.to(device) for tensor in each[i]) for each in (batch.inputs, batch.targets))
     stash: dict[str, Tensor] = {}
     bf16 = chosen.optimizer.precision == "bf16"
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         for index, layer in enumerate(layers):
-            set_seed(layer_seed(chosen.train.seed, step, micro_batch, index), device)
+            set_seed(layer_seed(chosen.train.seed, step, batch.offset + i, index), device)
             inputs = (*tensors, *(stash.pop(name) for name in getattr(layer, "pops", ())))
             before(index, layer, inputs)
             if index == len(layers) - 1:
@@ -197,19 +189,15 @@ def _copies(layers: Sequence[nn.Module]) -> dict[str, list[Key]]:
     return found
 
 
-def _parameter(layers: Sequence[nn.Module], key: Key) -> nn.Parameter:
-    return layers[key[0]].get_parameter(key[1])
-
-
-def _sum_copies(layers: Sequence[nn.Module], copies: Mapping[str, Sequence[Key]]) -> None:
+def _sum_copies(parameters: Mapping[Key, nn.Parameter], copies: Mapping[str, Sequence[Key]]) -> None:
     for keys in copies.values():
-        parameters = [p for p in (_parameter(layers, key) for key in keys) if p.requires_grad]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        for parameter in parameters:
+        own = [parameters[key] for key in keys if key in parameters]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
+        for parameter in own:
             parameter.grad = sum(gradients[1:], gradients[0]).clone()
 
 
-def _clip(layers: Sequence[nn.Module], bound: float | None) -> None:
+def _clip(layers: Sequence[nn.Module], parameters: Iterable[nn.Parameter], bound: float | None) -> None:
     """Scales the gradients so that their norm, in which tied copies count once, is at most ``bound``."""
     squares = [
         torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
@@ -218,7 +206,6 @@ def _clip(layers: Sequence[nn.Module], bound: float | None) -> None:
     ]
     norm = math.sqrt(float(sum(squares)))
     if bound is not None and norm > bound:
-        for layer in layers:
-            for parameter in layer.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(bound / norm)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(bound / norm)

@@ -38,7 +38,11 @@ def repeat(name: str, steps: int, console: Console) -> bool:
     then = {line["step"]: line for line in every_step(run.metrics)}
     if before.optimizer.lr_decay == "wsd":
         raise SettingError("optimizer.lr_decay is wsd, whose rates need all steps of the run; it cannot be repeated")
-    checkpoint = _followed_by_a_step(checkpoints_to_use(run, before, "latest", console.print), set(then))
+    checkpoints = checkpoints_to_use(run, before, "latest", console.print)
+    checkpoint = next((each for each in checkpoints if each.step + 1 in then), None)
+    if checkpoint is None:
+        steps_found = ", ".join(str(each.step) for each in checkpoints)
+        raise CheckpointError(f"the run has checkpoints of steps {steps_found} and recorded no step behind one of them")
     last = max(step for step in range(checkpoint.step + 1, checkpoint.step + steps + 1) if step in then)
     plan = read_plan(run)
     console.print(f"steps {checkpoint.step + 1} to {last} of {run.path} again, from {checkpoint}")
@@ -68,15 +72,6 @@ def _values(line: dict[str, Any]) -> str:
     """Returns what is compared of a step, to the last digit; what is not finite is recorded as null."""
     values = {what: line[key] for key, what in COMPARED.items()}
     return ", ".join(f"{what} {'not finite' if value is None else repr(value)}" for what, value in values.items())
-
-
-def _followed_by_a_step(checkpoints: list[Checkpoint], steps: set[int]) -> Checkpoint:
-    """Returns the newest checkpoint after which the run recorded a step. Raises CheckpointError if there is none."""
-    for checkpoint in checkpoints:
-        if checkpoint.step + 1 in steps:
-            return checkpoint
-    found = ", ".join(str(checkpoint.step) for checkpoint in checkpoints)
-    raise CheckpointError(f"the run has checkpoints of steps {found} and recorded no step behind one of them")
 
 
 def _copy(again: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: int, plan: RunPlan) -> None:

@@ -162,7 +162,7 @@ def _tensors(
 ) -> dict[Place, Tensor]:
     """Runs the micro-batch as far as the action needs it; returns the tensors of the cell's layers."""
     found: dict[Place, Tensor] = {}
-    goes_back, replicas, own_index = asked.action.kind in "BIW", chosen.pipeline.replicas, asked.action.micro_batch
+    goes_back, replicas = asked.action.kind in "BIW", chosen.pipeline.replicas
 
     def watch(place: Place, tensor: Tensor) -> None:
         if place.is_backward == goes_back:
@@ -179,13 +179,10 @@ def _tensors(
     source = chosen.data_source(chosen.data_folder(CACHE).resolve(), RankCoord(asked.replica, 1, replicas))
     batch = source.batch(asked.step - 1)
     assert batch is not None, "one worker has the first and the last layer"
-    tensors, targets = (
-        tuple(tensor.to(device) for tensor in of_each[own_index]) for of_each in (batch.inputs, batch.targets)
-    )
     own = {index: layers[index] for index in cell}
     watched = watch_tensors(own, loss if cell.stop == len(layers) else None, watch)
     with watched, torch.set_grad_enabled(goes_back), suppress(_EndError):
-        objective = forward(layers, loss, tensors, targets, chosen, asked.step - 1, batch.offset + own_index, before)
+        objective = forward(layers, loss, batch, asked.action.micro_batch, chosen, asked.step - 1, device, before)
         if goes_back:
             if stop is not None:
                 stop()

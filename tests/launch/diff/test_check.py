@@ -53,7 +53,9 @@ def test_a_right_model_is_the_same_in_each_shape_and_leaves_no_runs(tmp_path):
 
 def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, monkeypatch):
     """Plain PyTorch shows the same each time, because the layer counts in workers."""
-    monkeypatch.setattr(checking, "_shapes", lambda *_: [PipelineSettings(stages=2, schedule="1f1b", remat="always")])
+    monkeypatch.setattr(
+        checking, "_shapes", lambda *_: ([PipelineSettings(stages=2, schedule="1f1b", remat="always")], [])
+    )
     code, out, _ = check(tmp_path, "remembers", "--steps", "1")
     assert code == 1, out
     assert "layer 2: Remembers returns other values for the same inputs and seeds" in out
