@@ -26,15 +26,13 @@ if TYPE_CHECKING:
     from experiments.report.table import Table
     from launch.gpu_check.work import Sizes
 
-Show = Callable[["Table"], None]
-
 FOLDER = Path("runs") / "gpu-check"
 MINUTES = 25.0
 NEEDED = ("torch", "numpy", "pydantic")
 
 
 def check(
-    log: Log, show: Show, command: str, kind: str = "cuda", minutes: float = MINUTES, folder: Path = FOLDER
+    log: Log, show: Callable[[Table], None], command: str, kind: str, minutes: float, folder: Path = FOLDER
 ) -> None:
     """Checks this machine's GPUs, or the CPU, with the parts that no earlier call finished. Prints and writes results.
 
@@ -52,13 +50,9 @@ def check(
     machine, sizes = find_machine(kind), PAPER if kind == "cuda" else SMALL
     folder.mkdir(parents=True, exist_ok=True)
     path, same = folder / f"{kind}.json", identity(sizes, machine)
-
-    def save(parts: dict[str, Any]) -> None:
-        write_atomically(path, json.dumps(same | {"parts": parts}, indent=1, allow_nan=False) + "\n")
-
     earlier = _earlier(path, same)
-    parts = run_parts(sizes, machine, minutes, earlier, log, lambda parts: save(earlier | parts))
-    save(parts)
+    for parts in run_parts(sizes, machine, minutes, earlier, log):
+        write_atomically(path, json.dumps(same | {"parts": earlier | parts}, indent=1, allow_nan=False) + "\n")
     found = table(parts, f"`{command}` on {machine.name}, torch {same['torch']}, code {same['code']}")
     path.with_suffix(".md").write_text(found.markdown())
     show(found)

@@ -17,7 +17,6 @@ gradient. So the check uses the one of several random batches whose ReLU inputs 
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from typing import Any
 
@@ -48,10 +47,6 @@ DRAWS = 8
 CPU_WORKERS = 4
 
 
-class SkippedError(Exception):
-    """A part cannot run here, for the reason given."""
-
-
 def check_gradients(sizes: Sizes, machine: Cluster) -> Record:
     """Compares one device in fp64 and in fp32, with products in full precision, and a sum in bf16."""
     use_gpu, start = machine.kind == "gpu", choose_start(sizes)
@@ -79,18 +74,17 @@ def check_two_stages(sizes: Sizes, machine: Cluster) -> Record:
     both = {**first, **second}
     record = compare("K = 2, float32", expected, both, tolerance(start, torch.float32))
     other = [key for key, gradient in alone.items() if not np.array_equal(gradient, both[key])]
-    row = ["gradients of K = 2 that are not the bits of K = 1", len(other), 0]
+    record["rows"].append(["gradients of K = 2 that are not the bits of K = 1", len(other), 0])
     if other:
         record["faults"].append(
             f"{len(other)} of {len(alone)} gradients of K = 2 are not those of K = 1, as {other[0]}"
         )
-    return record | {"rows": [*record["rows"], row]}
+    return record
 
 
 def check_update(sizes: Sizes, machine: Cluster) -> Record:
     """Compares the gradient norms of a step with its update on every GPU, built as a run builds its workers: DeepSpeed,
-    ties, replicas. K is 2, or 1 with an odd number of GPUs. Raises SkippedError without DeepSpeed."""
-    require_deepspeed("update")
+    ties, replicas. K is 2, or 1 with an odd number of GPUs."""
     use_gpu = machine.kind == "gpu"
     world = machine.devices if use_gpu else CPU_WORKERS
     stages, start = 1 if world % 2 else 2, choose_start(sizes)
@@ -101,12 +95,6 @@ def check_update(sizes: Sizes, machine: Cluster) -> Record:
     kept = [f"worker {rank} kept its weights" for rank, (_, changed) in enumerate(found) if not changed]
     record = compare(what, {key: np.ones(len(norms)) for key in ratios}, ratios, tolerance(start, torch.float32))
     return record | {"faults": record["faults"] + kept}
-
-
-def require_deepspeed(what: str) -> None:
-    """Raises SkippedError without DeepSpeed."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise SkippedError(f"a run's {what} is DeepSpeed's, and it is not installed; make help installs it")
 
 
 def compare(what: str, expected: Arrays, found: Arrays, allowed: float) -> Record:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from launch.backends.processes import run_processes
-from launch.gpu_check.gradients import Record, require_deepspeed
+from launch.gpu_check.gradients import Record
 from launch.gpu_check.work import Sizes
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import bytes_per_parameter
@@ -18,9 +18,7 @@ STEPS = 8
 
 
 def check_step(sizes: Sizes, machine: Cluster) -> Record:
-    """Measures what a run would be planned with, then its steps, each in a new process. Raises SkippedError without
-    DeepSpeed."""
-    require_deepspeed("step")
+    """Measures what a run would be planned with, then its steps, each in a new process."""
     from experiments.translation.runs import t128_6b  # here: a bare checkout lacks packages that these import
     from launch.worker.measure import MeasuredPipeline, measure_layers, measure_peak_bytes, measure_steps
 

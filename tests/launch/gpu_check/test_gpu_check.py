@@ -107,16 +107,17 @@ def test_a_part_starts_only_if_its_estimate_fits(tmp_path):
     assert any("gradients: not run" in line for line in lines)
 
 
-def test_a_part_that_fails_does_not_end_the_others():
+def test_a_part_that_fails_does_not_end_the_others(monkeypatch):
     def fail(sizes, machine):
         raise RuntimeError("CUDA out of memory\nand more")
 
     two = (parts.Part("a", "a", 1, 1, fail), parts.Part("b", "b", 1, 1, lambda *_: {"faults": []}))
-    saved = {}
-    found = parts.run_parts(TINY, CPU, 1, {}, lambda text: None, saved.update, two)
+    monkeypatch.setattr(parts, "PARTS", two)
+    saved = [dict(records) for records in parts.run_parts(TINY, CPU, 1, {}, lambda text: None)]
+    found = saved[-1]
     assert (found["a"]["status"], found["a"]["reason"]) == ("failed", "RuntimeError: CUDA out of memory")
     assert found["b"]["status"] == "done"
-    assert saved == found
+    assert saved == [{"a": found["a"]}, found]
 
 
 def test_an_earlier_fault_is_not_forgotten_when_its_part_does_not_run_again(written, tmp_path):
@@ -212,7 +213,7 @@ def test_an_error_of_a_thousandth_is_found_and_written(monkeypatch, tmp_path):
         return results
 
     monkeypatch.setattr(gradients, "run_processes", on_a_wrong_device)
-    monkeypatch.setattr(parts.run_parts, "__defaults__", (parts.PARTS[:1],))
+    monkeypatch.setattr(parts, "PARTS", parts.PARTS[:1])
     with pytest.raises(DeviceError, match=r"layer 1, feed\.inward\.weight: by 0\.001 .*do not train on this device"):
         check(tmp_path)
     found = json.loads((tmp_path / "cpu.json").read_text())["parts"]["gradients"]
