@@ -107,28 +107,24 @@ def _check_name(name: str, scale: RequestedScale) -> None:
 
 
 def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _PlanRequest:
-    paper = (find_amoebanet(name, cluster.devices) or find(name)).with_settings(settings)
+    amoebanet = find_amoebanet(name, cluster.devices)
+    paper = (amoebanet or find(name)).with_settings(settings)
     paper.check_data()
-    if find_amoebanet(name, 1) is not None:
+    if amoebanet is not None:
         return _PlanRequest(paper, settings)
-    if cluster.device is None:
-        return _on_these_devices(name, cluster, scale, settings, best)
-    if scale in ("laptop", "slice"):
-        chosen, scale_note = resolve(name, scale, cluster, settings, best)
-        return _PlanRequest(chosen, settings, (scale_note,))
-    if best or "pipeline.replicas" in settings:
-        return _PlanRequest(paper, settings)
-    changed, notes = limit_replicas_to_cluster(paper, cluster)
-    pipeline = changed.pipeline
-    count = pipeline.micro_batches or "auto"
-    added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={count}" if notes else ""
-    return _PlanRequest(changed, settings + added, notes)
-
-
-def _on_these_devices(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _PlanRequest:
-    resolved, scale_note = resolve(name, scale, cluster, settings, best)
+    if cluster.device is not None and scale not in ("laptop", "slice"):
+        if best or "pipeline.replicas" in settings:
+            return _PlanRequest(paper, settings)
+        changed, notes = limit_replicas_to_cluster(paper, cluster)
+        pipeline = changed.pipeline
+        count = pipeline.micro_batches or "auto"
+        added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={count}" if notes else ""
+        return _PlanRequest(changed, settings + added, notes)
+    chosen, scale_note = resolve(name, scale, cluster, settings, best)
     noted = [scale_note] if scale_note else []
-    chosen = with_available_precision(resolved, cluster, noted.append)
+    if cluster.device is not None:
+        return _PlanRequest(chosen, settings, tuple(noted))
+    chosen = with_available_precision(chosen, cluster, noted.append)
     data = chosen.data_folder(CACHE)
     if data.exists():
         return _PlanRequest(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts, in_seconds
@@ -72,7 +74,7 @@ class MeasuredCosts:
         least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
         workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _workers_per_node(work, cluster)))
         threads = work.threads or max(1, _cores(cluster) // workers)
-        device = _device_name(cluster)
+        device = cluster.name or f"this machine's {cpu_model()} ({cpu_limit()} cores)"
         path = self.cache / f"{_digest(work.key(), device, workers, threads)}.json"
         history = self.cache / f"steps-{_digest(device)}.jsonl"
         costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))
@@ -175,10 +177,4 @@ def _estimate_if_too_long(work: Measurable, cluster: Cluster, device: Device, ti
 
 
 def _digest(*parts: object) -> str:
-    import torch
-
     return hashlib.sha256(repr((VERSION, torch.__version__, *parts)).encode()).hexdigest()[:16]
-
-
-def _device_name(cluster: Cluster) -> str:
-    return cluster.name or f"this machine's {cpu_model()} ({cpu_limit()} cores)"

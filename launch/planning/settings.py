@@ -80,15 +80,12 @@ def _values(name: str, scale: RequestedScale, settings: str) -> _Section:
 
 
 def _markdown(section: _Section) -> str:
-    headings = ["name", "type (unit)", "default", "description"]
-    types = [f"{row.type} ({row.unit})" if row.unit else row.type for row in section.rows]
-    rows = [
-        [f"`{row.name}`", kind, row.default, row.description] for row, kind in zip(section.rows, types, strict=True)
-    ]
-    if section.values:
-        headings.insert(3, "value")
-        for cells, row in zip(rows, section.rows, strict=True):
-            cells.insert(3, section.values[row.name])
+    headings = ["name", "type (unit)", "default", *(["value"] if section.values else []), "description"]
+    rows = []
+    for row in section.rows:
+        kind = f"{row.type} ({row.unit})" if row.unit else row.type
+        value = [section.values[row.name]] if section.values else []
+        rows.append([f"`{row.name}`", kind, row.default, *value, row.description])
     notes = [section.note] if section.note else []
     return Table("settings", section.title, headings, rows, notes).markdown().rstrip() + "\n"
 
