@@ -7,6 +7,8 @@ import platform
 import re
 from pathlib import Path
 
+import torch
+
 from experiments.base.cluster import Cluster
 from experiments.base.hints import command
 from launch.worker.cgroups import cpu_limit, memory_limit_bytes
@@ -24,8 +26,6 @@ def this_machine() -> Cluster:
 
     Raises PlacementError if torch cannot use the GPUs that it has.
     """
-    import torch
-
     if torch.cuda.is_available():
         return gpus()
     if fault := _gpu_fault():
@@ -41,8 +41,6 @@ def cores() -> Cluster:
 def gpus() -> Cluster:
     """Returns the GPUs that this process sees: their number, the memory of the smallest, their name, and whether all
     multiply bf16. Raises PlacementError if there is none that torch can use."""
-    import torch
-
     if not torch.cuda.is_available():
         built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
         none = f"torch {torch.__version__}, which is built {built}, sees no GPU"
@@ -60,8 +58,6 @@ def gpus() -> Cluster:
 def _gpu_fault() -> str:
     """Returns why torch cannot use this machine's GPUs; empty if it has none, hides them, or torch is built without
     CUDA. ``torch.cuda.is_available`` is False in all these cases."""
-    import torch
-
     if torch.version.cuda is None or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ""
     try:
@@ -92,8 +88,6 @@ def cpu_model() -> str:
 def multiplies_bf16() -> bool:
     """Returns whether this machine's processor has instructions for products in bf16; other processors emulate them.
     x86 and ARM say so; others are taken to have them."""
-    import torch
-
     features = torch.cpu.get_capabilities()
     if features.get("architecture") == "x86_64":
         return any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))

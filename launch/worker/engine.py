@@ -47,6 +47,7 @@ def make_executor(
     assert coord.owners == model.schedule_config.owners(coord.stages), "the coordinates are of another schedule"
     pairs = communicating_pairs(find_skips(layers), cells, coord.placement)
     schedule_config = replace(model.schedule_config, transport=transport_of(device), pairs=tuple(pairs))
+    model = replace(model, schedule_config=schedule_config)
     if schedule_config.transport == "nccl":
         own_pairs = [pair for pair in pairs if coord.stage in map(coord.placement.stage_of, pair)]
         ties = stages_with_copies(find_ties(layers, cells, coord.placement))
@@ -55,24 +56,18 @@ def make_executor(
     groups = make_groups(coord, _group_timeout_s(status), pairs)
     own_cells, own_loss = coord.placement.on_stage(coord.stage, cells), model.loss if coord.is_last else None
     stage = Stage(layers, own_cells, own_loss, device, precision, seed, schedule_config.defers_weight_grads)
-    links = make_links(coord, layers, cells, groups, device, status.deadline, schedule_config)
+    links = make_links(coord, model, groups, device, status.deadline)
     return Executor(coord, stage, links, schedule_config, status, getattr(model.loss, "metric_count", 1)), groups
 
 
 def make_links(
-    coord: RankCoord,
-    layers: Sequence[nn.Module],
-    cells: Sequence[range],
-    groups: ProcessGroups,
-    device: torch.device,
-    deadline: Deadline,
-    schedule_config: ScheduleConfig,
+    coord: RankCoord, model: PartitionedModel, groups: ProcessGroups, device: torch.device, deadline: Deadline
 ) -> list[CellLinks]:
     """Returns the links of each of this worker's cells to other cells. Every rank must call this."""
-    skips, links = find_skips(layers), []
-    flow, local = schedule_config.flow_control(coord.stages), LocalMessages()
-    for virtual_stage in range(schedule_config.virtual_stages):
-        skip_layout = SkipLayout(skips, cells, coord.placement.cell_of(virtual_stage, coord.stage))
+    skips, links = find_skips(model.layers), []
+    flow, local = model.schedule_config.flow_control(coord.stages), LocalMessages()
+    for virtual_stage in range(model.schedule_config.virtual_stages):
+        skip_layout = SkipLayout(skips, model.cells, coord.placement.cell_of(virtual_stage, coord.stage))
         p2p = None
         if coord.stages > 1:
             p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, flow)

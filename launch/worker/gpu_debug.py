@@ -44,11 +44,24 @@ def leave_gpu_dumps(
 ) -> Iterator[None]:
     """A context for a worker on a GPU. It writes a memory snapshot when the body runs out of memory, with the stacks of
     allocations if ``with_stacks``, which cost time; and NCCL's records when an action takes too long."""
-    folder.mkdir(exist_ok=True)
     if with_stacks:
         torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
-    stall = _StallDump(Path(f"{_dump_prefix(folder, attempt)}{coord.rank}"), status)
-    thread = PeriodicThread(stall.poll, _POLL_S, "flight recorder")
+    dumped_at = -1
+
+    def dump_if_stalled() -> None:
+        """Writes NCCL's records once for each action that takes too long."""
+        nonlocal dumped_at
+        begun = status.actions_begun
+        if begun == dumped_at or status.elapsed_s < _DUMP_SHARE * status.current_timeout_s:
+            return
+        dumped_at = begun
+        try:
+            records = torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
+            Path(f"{_dump_prefix(folder, attempt)}{coord.rank}").write_bytes(records)
+        except (OSError, RuntimeError) as error:  # a full disk, or a build of torch without it
+            print(f"NCCL's flight recorder could not be written: {error}", file=sys.stderr, flush=True)
+
+    thread = PeriodicThread(dump_if_stalled, _POLL_S, "flight recorder")
     thread.start()
     try:
         yield
@@ -58,25 +71,6 @@ def leave_gpu_dumps(
         raise
     finally:
         thread.end()
-
-
-class _StallDump:
-    """Writes NCCL's records once for each action that takes too long."""
-
-    def __init__(self, path: Path, status: WorkerStatus) -> None:
-        self._path, self._status = path, status
-        self._dumped_at = -1
-
-    def poll(self) -> None:
-        """Writes them if the current action has taken too long."""
-        begun = self._status.actions_begun
-        if begun == self._dumped_at or self._status.elapsed_s < _DUMP_SHARE * self._status.current_timeout_s:
-            return
-        self._dumped_at = begun
-        try:
-            self._path.write_bytes(torch._C._distributed_c10d._dump_nccl_trace())  # type: ignore[attr-defined]
-        except (OSError, RuntimeError) as error:  # a full disk, or a build of torch without it
-            print(f"NCCL's flight recorder could not be written: {error}", file=sys.stderr, flush=True)
 
 
 def _dump_prefix(folder: Path, attempt: int) -> Path:

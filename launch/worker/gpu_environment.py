@@ -15,9 +15,6 @@ MOST_QUEUES = 32
 _ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """torch reads one of them."""
 
-COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
-"""The variable with the number of processes that compile kernels for one process."""
-
 MODULE_LOADING = "CUDA_MODULE_LOADING"
 """The variable that says when CUDA loads kernels."""
 
@@ -30,7 +27,7 @@ def gpu_environment() -> dict[str, str]:
     instead of starting another: packed text has about a dozen shapes, and fixed segments for each would leave gaps.
     A worker compiles its two kernels itself (``suite.device.fused``): other processes would take longer to start.
     """
-    chosen = {MODULE_LOADING: "EAGER", QUEUES: str(MOST_QUEUES), COMPILE_THREADS: "1"}
+    chosen = {MODULE_LOADING: "EAGER", QUEUES: str(MOST_QUEUES), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     if not any(name in os.environ for name in _ALLOCATOR_NAMES):
         chosen["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     return {name: value for name, value in chosen.items() if name not in os.environ}

@@ -84,8 +84,8 @@ class HeartbeatWriter:
     disk or a driver, delays the training by ``WAIT_S`` at each action."""
 
     def __init__(self, folder: Path, coord: RankCoord, attempt: int, status: WorkerStatus, node: str = "") -> None:
-        self._path, self._coord, self._attempt = path_of(folder, coord.replica, coord.stage), coord, attempt
-        self._status, self._node, self._host = status, node, socket.gethostname()
+        self._path, self._status = path_of(folder, coord.replica, coord.stage), status
+        self._worker = coord.replica, coord.stage, attempt, os.getpid(), socket.gethostname(), node
         self._number, self._writing = 0, Lock()
         self._thread = PeriodicThread(self._write_heartbeat, PERIOD_S, "heartbeats")
 
@@ -103,14 +103,9 @@ class HeartbeatWriter:
 
     def current(self) -> Heartbeat:
         """Returns the worker's status: where its device is, or its host if the device has done all that it got."""
-        status, coord = self._status, self._coord
+        status = self._status
         heartbeat = Heartbeat(
-            coord.replica,
-            coord.stage,
-            self._attempt,
-            os.getpid(),
-            self._host,
-            self._node,
+            *self._worker,
             self._number,
             status.actions_begun,
             str(status.action),

@@ -7,8 +7,10 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -59,7 +61,8 @@ def measure_layers(
     keep_freed_memory()  # as a run's workers do
     device = init_process_group(rank, world, rendezvous, threads, rank if use_gpu else None)
     sample = workload.sample()
-    anonymous_bytes = _resident_bytes("RssAnon")  # with the open data, which a run's workers have too
+    memory = psutil.Process().memory_info()
+    anonymous_bytes = memory.rss - memory.shared  # with the open data, which a run's workers have too
     layers, loss = workload.build()
     set_logits_bytes(layers, logits_bytes)
 
@@ -70,15 +73,8 @@ def measure_layers(
 
     settings = workload.optimizer
     begin_s, cpu_s = time.perf_counter(), time.process_time()
-    costs = profile(
-        layers,
-        loss,
-        sample,
-        device,
-        settings.precision,
-        lambda m: single_device_update(m, settings),
-        majority,
-    )
+    update = partial(single_device_update, settings=settings)
+    costs = profile(layers, loss, sample, device, settings.precision, update, majority)
     computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)
     process_bytes = _process_bytes(device, anonymous_bytes)
     size = max(1, max(cost.boundary_bytes for cost in costs))
@@ -100,13 +96,7 @@ def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
         free, total = module_of(device).mem_get_info(device)
         unused = module_of(device).memory_reserved(device) - module_of(device).memory_allocated(device)
         return max(0, int(total - free - unused))
-    return anonymous_bytes + _resident_bytes("RssFile") + _resident_bytes("RssShmem")
-
-
-def _resident_bytes(kind: str) -> int:
-    """Returns this process's resident bytes of a kind, as the kernel counts them."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{kind}:"))
+    return anonymous_bytes + int(psutil.Process().memory_info().shared)
 
 
 def measure_link(rank: int, size: int, device: torch.device, computes: bool = False) -> Link:

@@ -28,8 +28,6 @@ MEASURE_S = 0.5
 _VERSION = 1
 """Of the measurement. Raise it when the measurement changes."""
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 def device_peak(device: torch.device, precision: str, cache: Path | None) -> Peak:
     """Returns the peak of matrix products of ``precision`` (fp32 or bf16) on a device.
@@ -37,11 +35,9 @@ def device_peak(device: torch.device, precision: str, cache: Path | None) -> Pea
     Declared for the GPUs that ``suite.pipeline.planning.devices`` knows; otherwise measured with this process's
     threads, or read from the folder ``cache``.
     """
-    if not is_host(device):
-        declared = declared_peak(module_of(device).get_device_name(device), precision)
-        if declared is not None:
-            return declared
     name = cpu_model() if is_host(device) else module_of(device).get_device_name(device)
+    if not is_host(device) and (declared := declared_peak(name, precision)) is not None:
+        return declared
     key = repr((_VERSION, name, torch.get_num_threads(), precision, torch.__version__))
     path = None if cache is None else cache / f"peak-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if path is not None:
@@ -72,7 +68,8 @@ def declared_peak(name: str, precision: str) -> Peak | None:
 def _measure(device: torch.device, precision: str) -> float:
     side = 1024 if is_host(device) else 4096
     generator = torch.Generator(device).manual_seed(0)  # a data set may draw from the default one
-    matrix = torch.randn(side, side, device=device, generator=generator).to(_DTYPES[precision])
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    matrix = torch.randn(side, side, device=device, generator=generator).to(dtype)
     fastest_s, begin = math.inf, time.perf_counter()
     matrix @ matrix  # allocates, and starts the threads
     while math.isinf(fastest_s) or time.perf_counter() - begin < MEASURE_S:

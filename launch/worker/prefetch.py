@@ -40,41 +40,38 @@ class Prefetcher:
         that dropout uses in the main thread. With ``start_at_once`` False the next mini-batch is prepared from the call
         of ``start_next`` on."""
         self._make, self._steps, self._prepare, self._ahead = make, steps, prepare, ahead
-        self._start_at_once, self._step = start_at_once, -1
+        self._start_at_once, self._following = start_at_once, 0
         threads = torch.get_num_threads()  # by default a new thread would use all cores
         self._thread = ThreadPoolExecutor(1, "batches", initializer=lambda: torch.set_num_threads(threads))
-        self._next: tuple[int, Future[MiniBatch | None]] | None = None
+        self._started: dict[int, Future[MiniBatch | None]] = {}
+        """By step."""
 
     def __call__(self, step: int) -> MiniBatch | None:
         """Returns a step's mini-batch and, with ``start_at_once``, starts the next one. Raises the exceptions of
         ``make`` and ``prepare``."""
         if not self._ahead:
             return self._make_and_prepare(step)
-        if self._next is None or self._next[0] != step:
-            self._start(step)
-        assert self._next is not None
+        started = self._started.pop(step, None) or self._thread.submit(self._make_and_prepare, step)
         try:
-            batch = self._next[1].result(FIRST_ACTION_TIMEOUT_S)
+            batch = started.result(FIRST_ACTION_TIMEOUT_S)
         except FutureTimeoutError:
             raise DataError(
                 f"the mini-batch of step {step + 1} was not ready within {FIRST_ACTION_TIMEOUT_S:.0f} s; check that "
                 "the disk with the prepared data responds"
             ) from None
-        self._next, self._step = None, step
+        self._following = step + 1
         if batch is not None and self._start_at_once:
             self.start_next()
         return batch
 
     def start_next(self) -> None:
         """Starts to prepare the step after the one that was returned last, if there is one and it has not started."""
-        if self._ahead and self._next is None and self._step + 1 < self._steps:
-            self._start(self._step + 1)
+        step = self._following
+        if self._ahead and step < self._steps and step not in self._started:
+            self._started[step] = self._thread.submit(self._make_and_prepare, step)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def _start(self, step: int) -> None:
-        self._next = step, self._thread.submit(self._make_and_prepare, step)
 
     def _make_and_prepare(self, step: int) -> MiniBatch | None:
         batch = self._make(step)

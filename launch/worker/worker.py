@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import traceback
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -75,13 +75,11 @@ def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: i
         try:
             if attempt.fault_plan:
                 inject_faults(attempt.fault_plan, coord, attempt.number, run.checkpoints, status)
-            dumps: AbstractContextManager[None] = nullcontext()
             torch.set_num_threads(threads_of(experiment))
             keep_freed_memory()
-            if attempt.use_gpu:
-                profiled = experiment.train.profile_steps is not None
-                dumps = leave_gpu_dumps(run.gpu, coord, attempt.number, status, with_stacks=profiled)
-            with dumps:
+            profiled = experiment.train.profile_steps is not None
+            dumps = leave_gpu_dumps(run.gpu, coord, attempt.number, status, with_stacks=profiled)
+            with dumps if attempt.use_gpu else nullcontext():
                 _train_stage(experiment, plan, attempt, coord, status)
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk

@@ -71,7 +71,8 @@ def build(
     groups = make_groups(coord, deadline, communicating_pairs(find_skips(layers), cells, coord.placement))
     mine, loss = coord.placement.on_stage(coord.stage, cells), loss if coord.is_last else None
     stage = Stage(layers, mine, loss, CPU, precision, seed, schedule_config.defers_weight_grads)
-    ways = make_links(coord, layers, cells, groups, CPU, Deadline(deadline), schedule_config)
+    model = PartitionedModel(layers, loss, cells, schedule_config)
+    ways = make_links(coord, model, groups, CPU, Deadline(deadline))
     named = stage.named_parameters()
     ties = TiedParameters(find_ties(layers, cells, coord.placement), coord, named, deadline)
     ties.broadcast_owner()
