@@ -22,20 +22,11 @@ CONNECT_S = 5.0
 ANSWER_S = 20.0
 """Seconds for a dashboard to answer, even on a busy machine."""
 
-HANDSHAKE_S = 3.0
-"""Seconds for a port to answer as a dashboard."""
-
 TRANSFER_S = 120.0
 """Seconds without progress that a request for a package or a log may take."""
 
 METADATA_KEY = "gpipe"
 """Metadata key that holds what a job runs; jobs without it are not this suite's."""
-
-TOKEN_ADVICE = (
-    "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (a file with the token), or write the token to "
-    "~/.ray/auth_token"
-)
-
 
 for _logger_name in (
     "ray.dashboard.modules.dashboard_sdk",
@@ -71,11 +62,11 @@ def address_of(address: str) -> str:
 
 
 def is_dashboard(address: str) -> bool:
-    """Returns whether an address is a dashboard's: by its form, or because ``host:port`` answers as one."""
+    """Returns whether an address is a dashboard's: by its form, or because ``host:port`` answers as one in 3 s."""
     if "://" in address or not address:
         return address.startswith(("http://", "https://"))
     try:
-        response = requests.get(f"http://{address}/api/version", timeout=HANDSHAKE_S)
+        response = requests.get(f"http://{address}/api/version", timeout=3.0)
         return response.status_code in (401, 403) or "ray_version" in response.json()
     except (requests.RequestException, ValueError, TypeError):  # Ray's own port speaks no HTTP
         return False
@@ -98,8 +89,8 @@ class JobClient(JobSubmissionClient):
             raise JobError(_no_token(self.address)) from None
         except (RuntimeError, ValueError, KeyError, requests.RequestException) as error:
             raise UnreachableError(
-                f"the server at {self.address} is not a Ray dashboard ({_short(error)}); submit to the head's "
-                f"dashboard port, {option('ADDRESS', 'http://<head>:8265')}"
+                f"the server at {self.address} is not a Ray dashboard ({first_line(error)[:200]}); submit to the "
+                f"head's dashboard port, {option('ADDRESS', 'http://<head>:8265')}"
             ) from None
         if self._server_ray_version != ray.__version__:
             raise JobError(
@@ -133,7 +124,8 @@ class JobClient(JobSubmissionClient):
             response = requests.get(f"{self._address}/api/version", timeout=(CONNECT_S, ANSWER_S))
         except requests.RequestException as error:
             raise UnreachableError(
-                f"cannot find out whether the cluster at {self.address} requires a token ({_short(error)}); try again"
+                f"cannot find out whether the cluster at {self.address} requires a token "
+                f"({first_line(error)[:200]}); try again"
             ) from None
         return response.status_code in (401, 403)
 
@@ -145,19 +137,19 @@ class JobClient(JobSubmissionClient):
     def find(self, job: str) -> JobDetails:
         """Returns a job. Raises JobError with the closest names for an unknown one."""
         known = {details.submission_id: details for details in self.suite_jobs() if details.submission_id}
+        names = nearest(job, known) if known else "it has no jobs of this suite"
         if not job:
-            raise JobError(f"which job? Name one with {option('JOB')}; {_known_names(known)}")
+            raise JobError(f"which job? Name one with {option('JOB')}; {names}")
         if job not in known:
-            raise JobError(f"no job {job!r} on the cluster at {self.address}: {_known_names(known, job)}")
+            raise JobError(f"no job {job!r} on the cluster at {self.address}: {names}")
         return known[job]
 
 
-def _known_names(jobs: dict[str, JobDetails], job: str = "") -> str:
-    return nearest(job, jobs) if jobs else "it has no jobs of this suite"
-
-
 def _no_token(address: str) -> str:
-    return f"the cluster at {address} requires a token: {TOKEN_ADVICE}"
+    return (
+        f"the cluster at {address} requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+        "RAY_AUTH_TOKEN_PATH (a file with the token), or write the token to ~/.ray/auth_token"
+    )
 
 
 def _wrong_token(address: str) -> str:
@@ -169,7 +161,3 @@ def _wrong_token(address: str) -> str:
     else:
         source = "~/.ray/auth_token"
     return f"the cluster at {address} rejects the token from {source}: it belongs to another cluster or has expired"
-
-
-def _short(error: BaseException) -> str:
-    return first_line(error)[:200]

@@ -7,6 +7,7 @@ import binascii
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,6 @@ from suite.paths import check_files, read_json, safe_join, write_atomically
 
 MAX_BYTES = 30 * 2**20
 """Largest archive in bytes: it passes through the memory of the cluster's dashboard."""
-
-DEADLINE_S = 120.0
-"""Seconds to pack the files."""
 
 FETCHED = "fetched.json"
 """File in a run's folder that names the storage, address and job it was fetched from."""
@@ -45,7 +43,7 @@ def fetch(address: str, job: str, console: Console) -> None:
         "limit": MAX_BYTES,
     }
     try:
-        printed = run_script(client, remote_archive, request, DEADLINE_S)
+        printed = run_script(client, remote_archive, request, deadline_s=120.0)
     except JobError as error:
         raise JobError(f"job {job} cannot be fetched: {str(error).partition('failed: ')[2] or error}") from None
     head, packed = read_archive(printed)
@@ -65,14 +63,12 @@ def fetch(address: str, job: str, console: Console) -> None:
 
 def read_archive(printed: str) -> tuple[dict[str, Any], bytes]:
     """Returns the header and the bytes that ``launch/jobs/remote_archive.py`` printed. Raises JobError if damaged."""
-    lines = printed.splitlines()
-    begins = [at for at, line in enumerate(lines) if line.startswith(remote_archive.BEGIN)]
-    if not begins or remote_archive.END not in lines[begins[-1] :]:
+    found = re.search(rf"^{remote_archive.BEGIN}(.+)\n([^@]*)^{remote_archive.END}$", printed, re.MULTILINE)
+    if found is None:
         raise JobError("the archive is incomplete: its end is missing; fetch it again")
-    begin = begins[-1]
-    head = json.loads(lines[begin].removeprefix(remote_archive.BEGIN))
+    head = json.loads(found[1])
     try:
-        packed = base64.b64decode("".join(lines[begin + 1 : lines.index(remote_archive.END, begin)]), validate=True)
+        packed = base64.b64decode("".join(found[2].split()), validate=True)
     except binascii.Error:
         packed = b""
     digest = hashlib.sha256(packed).hexdigest()

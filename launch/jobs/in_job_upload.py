@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from launch.error_log import log_error
 from launch.jobs.remote_archive import list_files
-from launch.runs.store import COPIES, JOB, RUNS, STORAGE, job_notes
+from launch.runs.store import COPIES, RUNS, job_notes
 from launch.worker.attempt import TEMPORARY
 from suite.errors import SuiteError
 from suite.paths import hide_secrets, safe_join
@@ -49,9 +49,8 @@ class RunCopies:
 
     def __init__(self, runs: Path, notes: Path, url: str) -> None:
         self._runs, self._notes, self._url = runs.resolve(), notes, f"{url.rstrip('/')}/runs"
-        self._copied: dict[str, tuple[int, int]] = {}
-        self._gone: set[str] = set()
-        """REMOVED files that have no copy."""
+        self._copied: dict[str, tuple[int, int] | None] = {}
+        """The size and time of each file that has a copy; None for one of REMOVED whose copy is gone, too."""
         self._folders_due_s = 0.0
         """When files in folders are copied again; monotonic clock."""
         self._refused: dict[str, None] = {}
@@ -66,8 +65,8 @@ class RunCopies:
         """
         files, root = open_store(self._url)
         states, unread = self._changed(last)
-        order = {path: at for at, path in enumerate(self._refused, 1)}
-        waiting = sorted(states, key=lambda path: order.get(path, 0))
+        waiting = [path for path in states if path not in self._refused]
+        waiting += [path for path in self._refused if path in states]
         count, in_a_row = 0, 0
         refused: list[str] = []
 
@@ -88,6 +87,7 @@ class RunCopies:
                     self._refused.pop(path, None)
                     if refusal:
                         self._refused[path] = None
+                        self._copied.pop(path, None)  # whether the store has it is not known
                         refused.append(refusal)
                         in_a_row += 1
                     else:
@@ -106,16 +106,14 @@ class RunCopies:
         """Removes the copies of REMOVED files that a run no longer has; returns why the store refused that."""
         refused = []
         for path in (f"{run}/{name}" for run in self._run_folders() for name in REMOVED):
-            if os.path.exists(path):
-                self._gone.discard(path)
-            elif path not in self._gone:
-                try:
-                    with suppress(FileNotFoundError):
-                        files.rm_file(f"{root}/{Path(path).relative_to(self._runs)}")
-                    self._gone.add(path)
-                    self._copied.pop(path, None)
-                except Exception as error:  # each store's library has its own errors
-                    refused.append(f"{path}: {error}")
+            if os.path.exists(path) or self._copied.get(path, ()) is None:
+                continue
+            try:
+                with suppress(FileNotFoundError):
+                    files.rm_file(f"{root}/{Path(path).relative_to(self._runs)}")
+                self._copied[path] = None
+            except Exception as error:  # each store's library has its own errors
+                refused.append(f"{path}: {error}")
         return refused
 
     def _run_folders(self) -> list[str]:
@@ -184,7 +182,7 @@ def uploading(log: Callable[[str], None]) -> Iterator[None]:
     if not url:
         yield
         return
-    copies = RunCopies(RUNS, job_notes(Path(STORAGE), os.environ[JOB]), url)
+    copies = RunCopies(RUNS, job_notes(), url)
     failed, shown = False, hide_secrets(url)
 
     def copy(last: bool, else_: str) -> None:

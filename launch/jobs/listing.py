@@ -53,7 +53,7 @@ def run_and_step(log: str) -> str:
     return run + step
 
 
-def stop(address: str, job: str, console: Console, deadline_s: float = JOB_STOP_S + 15) -> None:
+def stop(address: str, job: str, console: Console) -> None:
     """Stops a job and prints where its results are. Raises JobError for an unknown job and one that does not stop."""
     client = JobClient(address)
     details = client.find(job)
@@ -62,6 +62,7 @@ def stop(address: str, job: str, console: Console, deadline_s: float = JOB_STOP_
         return
     client.stop_job(job)
     console.print(f"stopping job {job}; it has {JOB_STOP_S} s to end its workers and to copy its runs")
+    deadline_s = JOB_STOP_S + 15
     status = wait_for_end(client, job, deadline_s)
     if not status.is_terminal():
         raise JobError(

@@ -122,19 +122,16 @@ async def _chunks(client: JobClient, job: str) -> AsyncIterator[str]:
     """Yields the pieces of a log. Raises UnreachableError when the cluster stops answering: a machine without power
     or network closes no connection."""
     pieces = aiter(client.tail_job_logs(job))
-    waiting: asyncio.Future[str] | None = None
+    waiting = asyncio.ensure_future(anext(pieces, None))
     try:
         while True:
-            waiting = waiting or asyncio.ensure_future(anext(pieces))
             if not (await asyncio.wait({waiting}, timeout=SILENCE_S))[0]:
                 await asyncio.to_thread(client.get_job_status, job)
-                continue
-            try:
-                yield waiting.result()
-            except StopAsyncIteration:
+            elif (piece := waiting.result()) is not None:
+                yield piece
+                waiting = asyncio.ensure_future(anext(pieces, None))
+            else:
                 return
-            waiting = None
     finally:
-        if waiting is not None and not waiting.done():
-            waiting.cancel()
-            await asyncio.wait({waiting}, timeout=2)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=2)

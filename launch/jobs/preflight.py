@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.base.hints import command, option
+from experiments.custom.own_imports import ROOT
 from launch import node_probe
 from launch.jobs.client import JobClient, JobError
 from launch.jobs.remote_script import run_script
 from launch.jobs.requirements import pinned_requirements
-from launch.jobs.source_package import checkout, first_few
+from launch.jobs.source_package import first_few
 from launch.runs.store import CACHE
 from suite.paths import hide_secrets
 
@@ -44,7 +45,7 @@ class JobEnvironment:
 def preflight(client: JobClient, storage: str, lenient: bool = False, run: str = "") -> JobEnvironment:
     """Runs the probe and checks its report. Raises JobError for the first thing that would make a run fail; with
     ``lenient`` it ignores nodes and storage, which the doctor checks. ``run`` is one to resume, which must be there."""
-    pins = pinned_requirements(checkout())
+    pins = pinned_requirements(ROOT)
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=CACHE.resolve(), prefix=".seen-") as marker:
         request = {"packages": list(pins), "storage": storage, "cache": marker.name, "run": run}

@@ -15,8 +15,6 @@ from ray.job_submission import JobStatus
 
 from launch.jobs.client import JobClient, JobError
 
-POLL_S = 0.3
-
 SETTLE_S = 1.5
 """Seconds after which Ray no longer polls an ended job. If it is deleted earlier, Ray records it again as failed."""
 
@@ -65,5 +63,5 @@ def wait_for_end(client: JobClient, job: str, deadline_s: float) -> JobStatus:
     """Returns the status of a job at its end, or after ``deadline_s``."""
     until = time.monotonic() + deadline_s
     while not (status := client.get_job_status(job)).is_terminal() and time.monotonic() < until:
-        time.sleep(POLL_S)
+        time.sleep(0.3)
     return status

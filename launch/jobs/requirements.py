@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -26,17 +27,9 @@ def pinned_requirements(root: Path) -> dict[str, str]:
         if (name, extras) in needed:
             continue
         needed.add((name, extras))
-        waiting += _dependencies(name, extras)
+        with suppress(importlib.metadata.PackageNotFoundError):  # for another platform
+            for dependency in map(Requirement, importlib.metadata.requires(name) or []):
+                marker = dependency.marker
+                if marker is None or any(marker.evaluate({"extra": extra}) for extra in {"", *extras}):
+                    waiting.append(dependency)
     return {name: pinned[name] for name in sorted({name for name, _ in needed}) if name in pinned}
-
-
-def _dependencies(name: str, extras: frozenset[str]) -> list[Requirement]:
-    try:
-        lines = importlib.metadata.requires(name) or []
-    except importlib.metadata.PackageNotFoundError:  # for another platform
-        return []
-    return [
-        requirement
-        for requirement in map(Requirement, lines)
-        if (marker := requirement.marker) is None or any(marker.evaluate({"extra": e}) for e in {"", *extras})
-    ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.custom.own_imports import imported_files
 from launch.jobs.client import JobError
+from suite.log import Log
 
 MAX_BYTES = 100 * 2**20
 """Largest request that Ray's dashboard accepts (its DASHBOARD_CLIENT_MAX_SIZE)."""
@@ -20,24 +20,10 @@ OWN = "own"
 """Folder in the archive for a user's file that git does not track."""
 
 
-@dataclass(frozen=True)
-class Package:
-    """An archive and the lines to print about it."""
-
-    archive: Path
-    commit: str
-    """Empty if there is none yet."""
-    lines: tuple[str, ...]
-
-
-def checkout() -> Path:
-    """Returns the folder that this code runs from."""
-    return Path(__file__).resolve().parents[2]
-
-
-def pack(root: Path, archive: Path, limit: int = MAX_BYTES, own: Path | None = None) -> Package:
+def pack(root: Path, archive: Path, log: Log, limit: int = MAX_BYTES, own: Path | None = None) -> str:
     """Packs the tracked files of a checkout, and in ``OWN`` the user's file with those of its folder that it imports,
-    but no links. Equal files give equal archives, byte for byte.
+    but no links; logs what is in the archive. Equal files give equal archives, byte for byte. Returns the commit, empty
+    if there is none yet.
 
     Raises JobError outside of a git checkout, for a tracked link to a file that git does not track, and for an archive
     above ``limit`` bytes, naming its largest files.
@@ -67,14 +53,14 @@ def pack(root: Path, archive: Path, limit: int = MAX_BYTES, own: Path | None = N
             f"{first_few([f'{entry.filename} ({_mib(entry.compress_size)})' for entry in largest])}; keep such files "
             "on the cluster's storage instead of in git"
         )
-    lines = [f"package: {len(tracked)} tracked files, {_mib(size)}" + (f", commit {commit}" if commit else "")]
+    log(f"package: {len(tracked)} tracked files, {_mib(size)}" + (f", commit {commit}" if commit else ""))
     if own:
-        lines.append(f"{own} and {len(owned) - 1} files that it imports are packed, too; data beside it is not")
+        log(f"{own} and {len(owned) - 1} files that it imports are packed, too; data beside it is not")
     if changed:
-        lines.append(f"{len(changed)} of them have uncommitted changes, which are included: {first_few(changed)}")
+        log(f"{len(changed)} of them have uncommitted changes, which are included: {first_few(changed)}")
     if untracked := _git_paths(root, "ls-files", "--others", "--exclude-standard", "-z"):
-        lines.append(f"not packed, because git does not track them: {len(untracked)} files: {first_few(untracked)}")
-    return Package(archive, commit, tuple(lines))
+        log(f"not packed, because git does not track them: {len(untracked)} files: {first_few(untracked)}")
+    return commit
 
 
 def first_few(texts: list[str]) -> str:

@@ -21,6 +21,7 @@ from rich.console import Console
 from experiments.base import hints
 from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute, is_source
+from experiments.custom.own_imports import ROOT
 from experiments.planning.best import split_choice
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
@@ -30,7 +31,7 @@ from launch import interrupts
 from launch.jobs.client import METADATA_KEY, JobClient, JobError
 from launch.jobs.logs import follow_job, how_to
 from launch.jobs.preflight import JobEnvironment, preflight
-from launch.jobs.source_package import OWN, Package, checkout, is_tracked, pack
+from launch.jobs.source_package import OWN, is_tracked, pack
 from launch.runs.store import ADDRESS, COPIES, JOB, SHARED_CACHE, SOURCE
 from launch.tracking.progress import FOLLOWED
 from suite.errors import PlacementError, SettingError, nearest
@@ -80,9 +81,8 @@ def submit(request: JobRequest, address: str, console: Console) -> int:
     command = job_command(request)
     _check_names(request.job, request.storage)
     with tempfile.TemporaryDirectory() as folder:
-        package = pack(checkout(), Path(folder) / "package.zip", own=command.own)
-        for line in package.lines:
-            console.print(line)
+        archive = Path(folder) / "package.zip"
+        commit = pack(ROOT, archive, console.print, own=command.own)
         client = JobClient(address)
         if not client.asks_for_token():
             console.print(
@@ -92,7 +92,7 @@ def submit(request: JobRequest, address: str, console: Console) -> int:
         environment = preflight(client, request.storage, run=request.run)
         for line in environment.lines:
             console.print(line)
-        _send(client, job, command, package, environment)
+        _send(client, job, command, archive, commit, environment)
     console.print(f"submitted: job {job} on {client.address}; Ctrl-C leaves it running")
     console.print(how_to(client, job))
     return follow_job(client, job, console)
@@ -104,12 +104,13 @@ def submit_doctor(address: str, storage: str, console: Console) -> int:
     _check_names("", storage)
     command = JobCommand("doctor", ("doctor", *(("--storage", storage) if storage else ())))
     with tempfile.TemporaryDirectory() as folder:
-        package = pack(checkout(), Path(folder) / "package.zip")
+        archive = Path(folder) / "package.zip"
+        commit = pack(ROOT, archive, lambda line: None)
         client = JobClient(address)
         job = _free_name(client, "", command)
         environment = preflight(client, storage, lenient=True)
         console.print(f"running the doctor on {client.address} as job {job}")
-        _send(client, job, command, package, replace(environment, url=""))
+        _send(client, job, command, archive, commit, replace(environment, url=""))
     return follow_job(client, job, console)
 
 
@@ -155,9 +156,9 @@ def _packed_source(name: str) -> tuple[str, Path | None]:
     """Returns ``path.py:function`` with the path in the package, and the file if git does not track it."""
     source = absolute(name)
     place, _, function = source.rpartition(":")
-    if Path(place).suffix != ".py" or is_tracked(checkout(), place):
+    if Path(place).suffix != ".py" or is_tracked(ROOT, place):
         return source, None
-    return f"{OWN}/{Path(place).name}:{function}", checkout() / place
+    return f"{OWN}/{Path(place).name}:{function}", ROOT / place
 
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
@@ -200,7 +201,9 @@ def _free_name(client: JobClient, requested: str, command: JobCommand) -> str:
     return job
 
 
-def _send(client: JobClient, job: str, command: JobCommand, package: Package, environment: JobEnvironment) -> None:
+def _send(
+    client: JobClient, job: str, command: JobCommand, archive: Path, commit: str, environment: JobEnvironment
+) -> None:
     entrypoint = shlex.join([environment.python, "-m", "launch.cli", *command.arguments])
     variables = {
         "GPIPE_STORAGE": environment.storage,
@@ -219,12 +222,12 @@ def _send(client: JobClient, job: str, command: JobCommand, package: Package, en
         client.submit_job(
             entrypoint=f"exec {entrypoint}",
             submission_id=job,
-            runtime_env={"working_dir": str(package.archive), "env_vars": variables, **environment.install},
+            runtime_env={"working_dir": str(archive), "env_vars": variables, **environment.install},
             metadata={
                 METADATA_KEY: " ".join(command.arguments[:2]),
                 "storage": environment.storage,
                 "extra_folders": " ".join(command.extra_folders),
                 "set": hide_secrets(command.settings),
-                "commit": package.commit,
+                "commit": commit,
             },
         )

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,14 +118,10 @@ class RunFolder:
 def new_run(name: str) -> RunFolder:
     """Creates the folder of a new run; its id is the date and time, with a suffix if that id is taken."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    for attempt in range(100):
-        path = RUNS / name / (stamp if attempt == 0 else f"{stamp}-{attempt}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        (path / "logs").mkdir()
-        return RunFolder(path.resolve())
+    for id in (stamp, *(f"{stamp}-{attempt}" for attempt in range(1, 100))):
+        with suppress(FileExistsError):
+            (RUNS / name / id).mkdir(parents=True)
+            return named_run(name, id)
     raise SettingError(f"no free folder below {RUNS / name} for {stamp}; wait a second and try again")
 
 
@@ -136,19 +132,11 @@ def remove_run(run: RunFolder) -> None:
         run.path.parent.rmdir()
 
 
-def named_run(name: str, id: str) -> Callable[[], RunFolder]:
-    """Returns a function that creates the folder of a run with the given id, such as a member of a sweep."""
-
-    def make() -> RunFolder:
-        path = RUNS / name / id
-        (path / "logs").mkdir(parents=True)
-        return RunFolder(path.resolve())
-
-    return make
-
-
-LOCK_WAIT_S = 0.2
-"""Longer than ``is_locked`` holds a lock that it looks at."""
+def named_run(name: str, id: str) -> RunFolder:
+    """Creates the folder of a run with the given id, such as a member of a sweep."""
+    path = RUNS / name / id
+    (path / "logs").mkdir(parents=True)
+    return RunFolder(path.resolve())
 
 
 @contextmanager
@@ -156,7 +144,7 @@ def run_lock(run: Path, name: str = "lock") -> Iterator[None]:
     """A context that holds the lock ``name`` of a run. Raises SettingError when another process holds it."""
     lock = filelock.FileLock(run / name)
     try:
-        acquired = lock.acquire(timeout=LOCK_WAIT_S)
+        acquired = lock.acquire(timeout=0.2)  # longer than ``is_locked`` holds a lock that it looks at
     except filelock.Timeout:
         raise SettingError(f"another process is using run {run}; wait until it ends, or stop it") from None
     with acquired:
@@ -184,17 +172,16 @@ def known_runs() -> list[str]:
     return [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
 
 
-def job_notes(storage: Path, job: str) -> Path:
-    """Returns the file where a job on a cluster lists the folders of its runs, one per line."""
-    return storage / "jobs" / job
+def job_notes() -> Path:
+    """Returns the file where this job lists the folders of its runs, one per line."""
+    return Path(STORAGE) / "jobs" / os.environ[JOB]
 
 
 def note(run: Path) -> None:
     """Adds a run to this job's list, if this is a job: ``make fetch`` copies the listed runs."""
     if STORAGE and in_job():
-        notes = job_notes(Path(STORAGE), os.environ[JOB])
-        notes.parent.mkdir(parents=True, exist_ok=True)
-        with notes.open("a") as file:
+        job_notes().parent.mkdir(parents=True, exist_ok=True)
+        with job_notes().open("a") as file:
             file.write(f"{run.resolve()}\n")
 
 

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -61,7 +62,7 @@ def _train(spec: MemberSpec, console: Console) -> None:
             folder.rename(backup)
         console.print(f"it stopped before its first checkpoint: moved to {backup} and restarted")
     session = Session(select_backend(spec.launcher), console, shows_samples=False)
-    run_experiment(read_experiment(spec.experiment), named_run(family, id), session)
+    run_experiment(read_experiment(spec.experiment), partial(named_run, family, id), session)
 
 
 class ProcessPool:

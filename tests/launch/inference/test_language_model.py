@@ -47,7 +47,7 @@ PROMPTS = ["The stage sends", "A layer", "One stage <|endoftext|>", "The layer w
 def train(name, settings, cells, stops=(STEPS,)):
     experiment = find("transformer_3").at_laptop_scale(Cluster(2, 2**33, "cpu")).with_settings(SETTINGS + settings)
     prepare_documents(experiment.text, Path(".cache"), lambda _: None)
-    run = named_run("transformer_3", name)()
+    run = named_run("transformer_3", name)
     for stop in stops:
         each = experiment.with_settings(f"train.steps={stop} optimizer.lr_decay_steps=8")
         resume = stop != stops[0]

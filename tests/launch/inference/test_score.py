@@ -73,7 +73,7 @@ def folder_of_runs(tmp_path_factory):
         )
         data = prepare(experiment.text, Path(".cache"), lambda _: None)
         for name in ("made", "bare"):
-            named_run("t12_400m", name)().experiment.write_text(experiment.to_toml())
+            named_run("t12_400m", name).experiment.write_text(experiment.to_toml())
         files, storage = {}, Storage(Path("runs/t12_400m/made/checkpoints").resolve())
         for index, layer in enumerate(made_layers(experiment)):
             values = {f"value/{name}": tensor for name, tensor in layer.state_dict().items()}
@@ -399,7 +399,7 @@ def test_by_default_there_are_as_few_stages_as_hold_the_weights(monkeypatch):
 
 def copied(name, change=lambda text: text):
     """Returns a copy of the run with other settings."""
-    run = named_run("t12_400m", name)()
+    run = named_run("t12_400m", name)
     made = find_run("made")
     run.experiment.write_text(change(made.experiment.read_text()))
     shutil.copytree(made.checkpoints, run.checkpoints)

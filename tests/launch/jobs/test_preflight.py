@@ -7,11 +7,11 @@ import sys
 import pytest
 import ray
 
+from experiments.custom.own_imports import ROOT
 from launch import node_probe
 from launch.jobs.client import JobError
 from launch.jobs.preflight import check_probe_report
 from launch.jobs.requirements import pinned_requirements
-from launch.jobs.source_package import checkout
 from launch.runs.store import CACHE, SHARED_CACHE
 
 PINS = {"torch": "2.13.0", "rich": "15.0.0"}
@@ -70,7 +70,7 @@ def test_a_job_uses_the_submitters_cache_if_the_head_and_all_nodes_see_it(tmp_pa
     assert not node_probe.probe_node([], "", "", "", str(tmp_path / "other"))["cache"]
     variables = {**os.environ, "GPIPE_STORAGE": "/s", SHARED_CACHE: str(tmp_path)}
     code = "from launch.runs.store import CACHE; print(CACHE)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=checkout(), env=variables, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.stdout == f"{tmp_path}\n", done.stderr
 
 
@@ -124,7 +124,7 @@ def test_the_probe_finds_a_run_by_its_name_and_id_or_its_id(tmp_path):
 def test_a_probe_reports_versions_and_visible_markers(tmp_path, monkeypatch):
     monkeypatch.setattr(node_probe, "SETTLE_S", 0.1)
     assert node_probe.installed_versions(["rich", "no-such-package"]) == {
-        "rich": pinned_requirements(checkout())["rich"], "no-such-package": None,
+        "rich": pinned_requirements(ROOT)["rich"], "no-such-package": None,
     }  # fmt: skip
     storage, other = tmp_path / "storage", tmp_path / "other"
     other.mkdir()

@@ -8,11 +8,12 @@ import pytest
 from ray.job_submission import JobDetails
 from rich.console import Console
 
+from experiments.custom.own_imports import ROOT
 from launch.jobs.client import JobError, address_of, is_dashboard
 from launch.jobs.listing import run_and_step
 from launch.jobs.logs import report_end
 from launch.jobs.preflight import JobEnvironment
-from launch.jobs.source_package import Package, checkout, pack
+from launch.jobs.source_package import pack
 from launch.jobs.submit import JobCommand, JobRequest, _check_names, _send, job_command
 from launch.tracking.progress import Update
 from suite.errors import SettingError, SuiteError
@@ -41,7 +42,7 @@ def test_settings_that_only_the_paper_scale_takes_are_sent_unless_a_small_scale_
 
 
 def test_a_job_gets_an_experiment_of_a_file_that_git_tracks(tmp_path):
-    text = job_command(JobRequest(f"{checkout()}/examples/language_model.py:text", settings="train.steps=5"))
+    text = job_command(JobRequest(f"{ROOT}/examples/language_model.py:text", settings="train.steps=5"))
     assert text.name == "text"
     assert text.arguments[:2] == ("experiment", "examples/language_model.py:text")
 
@@ -51,7 +52,7 @@ def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts/__init__.py").touch()
     (tmp_path / "other.py").touch()
-    (tmp_path / "parts/helper.py").write_text((checkout() / "examples/digits.py").read_text() + "\ntext = digits\n")
+    (tmp_path / "parts/helper.py").write_text((ROOT / "examples/digits.py").read_text() + "\ntext = digits\n")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/key.py").touch()
     (tmp_path / "key.py").symlink_to("elsewhere/key.py")
@@ -60,10 +61,11 @@ def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
     assert command.arguments[:2] == ("experiment", "own/own.py:text")
     resumed = job_command(JobRequest(f"{tmp_path}/own.py:text", run="text/1"))
     assert (resumed.arguments, resumed.own) == (("resume", "text/1"), command.own)
-    package = pack(checkout(), tmp_path / "package.zip", own=command.own)
-    names = [name for name in zipfile.ZipFile(package.archive).namelist() if name.startswith("own/")]
+    said = []
+    pack(ROOT, tmp_path / "package.zip", said.append, own=command.own)
+    names = [name for name in zipfile.ZipFile(tmp_path / "package.zip").namelist() if name.startswith("own/")]
     assert names == ["own/own.py", "own/parts/__init__.py", "own/parts/helper.py"]
-    assert f"{tmp_path}/own.py and 2 files that it imports are packed, too; data beside it is not" in package.lines
+    assert f"{tmp_path}/own.py and 2 files that it imports are packed, too; data beside it is not" in said
 
 
 def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
@@ -77,8 +79,8 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
         def submit_job(self, **job):
             sent.append(job)
 
-    environment, package = JobEnvironment("/s", "", "python", {}, ()), Package(Path("a.zip"), "c", ())
-    _send(Listener(), "j", JobCommand("t128_6b", ("experiment", "t128_6b")), package, environment)
+    command, environment = JobCommand("t128_6b", ("experiment", "t128_6b")), JobEnvironment("/s", "", "python", {}, ())
+    _send(Listener(), "j", command, Path("a.zip"), "c", environment)
     (job,) = sent
     assert job["runtime_env"]["env_vars"]["WANDB_MODE"] == "online"
     assert 40 * "0" not in str(job)

@@ -79,7 +79,7 @@ def test_commands_are_those_that_work_where_the_user_is(monkeypatch):
 
 def test_an_ambiguous_id_is_rejected_with_the_runs_names():
     for name in ("small", "large", "small-2"):
-        run = runs.named_run(name, "t12_400m-0")()
+        run = runs.named_run(name, "t12_400m-0")
         run.experiment.write_text("")
     message = "3 runs have the id 't12_400m-0': large/t12_400m-0, small-2/t12_400m-0, small/t12_400m-0; choose one"
     with pytest.raises(SettingError, match=message):

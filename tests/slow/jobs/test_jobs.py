@@ -153,13 +153,15 @@ def test_driver_and_workers_run_the_code_of_the_package(head):
 import shlex, tempfile, time
 from pathlib import Path
 from launch.jobs.client import JobClient
-from launch.jobs.source_package import checkout, pack
+from experiments.custom.own_imports import ROOT
+from launch.jobs.source_package import pack
 client = JobClient({head.address!r})
 with tempfile.TemporaryDirectory() as place:
-    package = pack(checkout(), Path(place) / "package.zip")
+    archive = Path(place) / "package.zip"
+    pack(ROOT, archive, print)
     client.submit_job(
         entrypoint="exec {sys.executable} -c " + shlex.quote({work!r}), submission_id="third",
-        runtime_env={{"working_dir": str(package.archive)}},
+        runtime_env={{"working_dir": str(archive)}},
     )
 until = time.monotonic() + 60
 while not client.get_job_status("third").is_terminal() and time.monotonic() < until:
