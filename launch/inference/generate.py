@@ -13,8 +13,9 @@ from launch.inference.decode import decode, stages_of
 from launch.inference.methods import Sampling
 from launch.inference.model_text import encoded_lines, load_data
 from launch.inference.translate import read_lines
-from launch.runs.checkpoints import print_checkpoint_used, stderr_console
+from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run
+from launch.terminal import Terminal
 from suite.data.documents.tokenizer import END_ID
 from suite.data.documents.tokens import TokenData
 from suite.data.tokens import encode_all
@@ -60,7 +61,7 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
     request.check()
     run = find_run(requested)
     experiment = find_language_model_run(run)
-    messages = stderr_console()
+    messages = Terminal(stderr=True)  # standard output has only the results
     data = load_data(run, experiment, TokenData, messages, choice)
     lines = [text] if text.strip() else read_lines(messages)
     given = {number: line for number, line in enumerate(lines) if line.strip()}
@@ -71,7 +72,7 @@ def generate(requested: str, text: str, request: Request, console: Console, choi
     texts, step = continuations(run, experiment, data, prompts, request, stages, messages, choice)
     for line in texts:
         console.print(line)
-    print_checkpoint_used(run, experiment, step)
+    messages.print(described_checkpoint(step, kind_of_checkpoint(run, experiment, step)))
 
 
 def continuations(

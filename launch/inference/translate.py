@@ -9,8 +9,9 @@ from rich.console import Console
 from experiments.base.hints import option
 from launch.inference.decode import find_text_run, stages_of, translate_tokens
 from launch.inference.model_text import encoded_lines, language_of, load_data, source_of, trained_languages
-from launch.runs.checkpoints import print_checkpoint_used, stderr_console
+from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import find_run
+from launch.terminal import Terminal
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import ENGLISH
 from suite.errors import SettingError
@@ -28,7 +29,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     """
     run = find_run(requested)
     experiment = find_text_run(run)
-    messages = stderr_console()
+    messages = Terminal(stderr=True)  # standard output has only the results
     data = load_data(run, experiment, TextData, messages, choice)
     language = language_of(target_language, [*trained_languages(experiment, data), ENGLISH])
     lines = lines_of(text) if text else read_lines(messages)
@@ -56,7 +57,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     decoded = translate_tokens(run, sources, stages, messages, on_sentence=print_in_order, choice=choice)
     if printed < len(lines):
         raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")
-    print_checkpoint_used(run, experiment, decoded.step)
+    messages.print(described_checkpoint(decoded.step, kind_of_checkpoint(run, experiment, decoded.step)))
 
 
 def lines_of(text: str) -> list[str]:

@@ -13,7 +13,6 @@ from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder, find_run, resume_command
-from launch.terminal import Terminal
 from suite.errors import CheckpointError, RunFileError
 from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
@@ -122,16 +121,6 @@ def kind_of_checkpoint(run: RunFolder, experiment: Experiment, step: int) -> str
 def described_checkpoint(step: int, kind: str) -> str:
     """Returns what a command prints about the checkpoint that it used."""
     return f"checkpoint of step {step}" + ("" if kind == "other" else f", the {kind} one")
-
-
-def stderr_console() -> Console:
-    """Returns a console for messages of commands whose standard output has only their results."""
-    return Terminal(stderr=True)
-
-
-def print_checkpoint_used(run: RunFolder, experiment: Experiment, step: int) -> None:
-    """Prints on standard error which checkpoint a command used."""
-    stderr_console().print(described_checkpoint(step, kind_of_checkpoint(run, experiment, step)))
 
 
 def check_unused(location: str) -> None:

@@ -90,21 +90,19 @@ def _scores(experiment: Experiment, validation: Validation | None, source: DataS
 def _over_steps(run: RunFolder, utilization: Utilization | None) -> dict[str, Any]:
     """Returns the seconds, the first and the last loss, and if known MFU and HFU and what they are a share of, over the
     steps of all attempts. It reads them one by one: there may be millions."""
-    first_loss = last_loss = None
-    seconds = known_seconds = 0.0
-    busy_seconds = {"mfu": 0.0, "hfu": 0.0}
+    sums: dict[str, Any] = {"seconds": 0.0, "loss_first": None, "loss_last": None}
+    known_s = model_s = hardware_s = 0.0
     for at, step in enumerate(every_step(run.metrics)):
         if at == 0:
-            first_loss = step[LOSS]
-        last_loss = step[LOSS]
-        seconds += step[STEP_S]
+            sums["loss_first"] = step[LOSS]
+        sums["loss_last"] = step[LOSS]
+        sums["seconds"] += step[STEP_S]
         if MFU in step:
-            known_seconds += step[STEP_S]
-            busy_seconds["mfu"] += step[MFU] * step[STEP_S]
-            busy_seconds["hfu"] += step[HFU] * step[STEP_S]
-    sums = {"seconds": seconds, "loss_first": first_loss, "loss_last": last_loss}
-    if utilization is None or not known_seconds:
-        return sums
-    shares = {name: busy / known_seconds for name, busy in busy_seconds.items()}
-    peak = utilization.peak
-    return {**sums, **shares, "peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}
+            known_s += step[STEP_S]
+            model_s += step[MFU] * step[STEP_S]
+            hardware_s += step[HFU] * step[STEP_S]
+    if utilization is not None and known_s:
+        peak = utilization.peak
+        sums |= {"mfu": model_s / known_s, "hfu": hardware_s / known_s}
+        sums |= {"peak_flops_per_s": peak.flops_per_s, "peak_source": peak.source}
+    return sums

@@ -32,9 +32,6 @@ MARKER = ".shared"
 EXCLUDED = ("checkpoints", "ray-train", "heartbeats.json", "lock", MARKER)
 """Files and folders that are not copied: too large, or only the driver's."""
 
-LOCK = ".lock"
-"""Suffix of lock files, which are not copied."""
-
 MAX_BYTES = 8 * 2**20
 """Most bytes of one file in a delta; the rest follows in the next one."""
 
@@ -98,11 +95,8 @@ class FolderDelta:
                     self._states[name] = _FileState(known.size + len(data), status.st_mtime_ns, new_tail)
                     at = END if name in APPENDED_BY_ALL else known.size
                     return FileDelta(name, at, data) if data else None
-        return self._whole_file(path, name, status.st_mtime_ns)
-
-    def _whole_file(self, path: Path, name: str, changed_ns: int) -> FileDelta:
         data = path.read_bytes()
-        self._states[name] = _FileState(len(data), changed_ns, data[-_TAIL_BYTES:])
+        self._states[name] = _FileState(len(data), status.st_mtime_ns, data[-_TAIL_BYTES:])
         return FileDelta(name, 0, data)
 
 
@@ -135,9 +129,9 @@ def apply_from_node(run: Path, deltas: Sequence[FileDelta]) -> str:
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Yields the files of a run's folder that are copied."""
+    """Yields the files of a run's folder that are copied: none of EXCLUDED, and no lock files."""
     for path in folder.glob("*"):
         if path.name in EXCLUDED:
             continue
         files = [path] if path.is_file() else path.rglob("*")
-        yield from (file for file in files if file.is_file() and file.suffix != LOCK)
+        yield from (file for file in files if file.is_file() and file.suffix != ".lock")
