@@ -33,18 +33,12 @@ class Skew:
         return f"{abs(self.offset_s):.3f} s {word} (+/- {self.bound_s:.3f} s)"
 
 
-def skew(
-    read: Callable[[], float],
-    rounds: int = ROUNDS,
-    wall: Callable[[], float] = time.time,
-    steady: Callable[[], float] = time.perf_counter,
-) -> Skew:
-    """Returns how far the clock that ``read`` returns (seconds since 1970) is ahead of ``wall``. Round trips are timed
-    by the monotonic clock ``steady``."""
+def skew(read: Callable[[], float]) -> Skew:
+    """Returns how far the clock that ``read`` returns (seconds since 1970) is ahead of this process's."""
     skews = []
-    for _ in range(rounds):
-        ours, begin = wall(), steady()
+    for _ in range(ROUNDS):
+        ours, begin = time.time(), time.perf_counter()
         theirs = read()
-        trip = steady() - begin
+        trip = time.perf_counter() - begin
         skews.append(Skew(theirs - (ours + trip / 2), trip / 2))
     return min(skews, key=lambda skew: skew.bound_s)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -49,9 +48,10 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     here = f"checking this machine; {option('ADDRESS', 'host:port')} checks a Ray cluster"
     console.print(f"checking the nodes of {address}" if address else here)
     with RayProbes(address) if address else nullcontext(LocalProbe()) as probes:
-        examination = examine(probes, place, FACTS_S)
-        links, measured = measure(probes.nodes, examination, console.print)
-    findings, saved = [*examination.findings, *links], None
+        findings, linked = examine(probes, place, FACTS_S)
+        links, measured = measure(probes.nodes, linked, console.print)
+    findings += links
+    saved = None
     if measured is not None:
         try:
             saved = write_links(CACHE, link_report.to_link_speeds(measured, probes.cluster))
@@ -70,23 +70,11 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     return not any(finding.level == "fault" for finding in findings)
 
 
-@dataclass(frozen=True)
-class Examination:
-    """The result of all checks before the links are measured."""
-
-    findings: list[Finding]
-    answered: list[Node]
-    """The nodes that answered."""
-    linked: bool
-    """Whether torch.distributed could reach every one of them from every other."""
-
-
-def examine(probes: Probes, storage: str, seconds: float) -> Examination:
-    """Checks all nodes; one that does not answer within ``seconds`` is a fault and is skipped from then on."""
-    folders = [
-        *([probes.temporary] if probes.temporary else []),
-        *([folder] if (folder := node_probe.folder_of(storage)) else []),
-    ]
+def examine(probes: Probes, storage: str, seconds: float) -> tuple[list[Finding], list[Node]]:
+    """Checks all nodes; one that does not answer within ``seconds`` is a fault and is skipped from then on. Returns the
+    findings, and the nodes whose links can be measured: those that answered, or none if torch.distributed cannot
+    connect all of them."""
+    folders = [folder for folder in (probes.temporary, node_probe.folder_of(storage)) if folder]
     known, silent = probes.ask(probes.nodes, node_facts.gather, lambda node: (folders,), seconds)
     answered = list(known)
     found = [
@@ -98,7 +86,7 @@ def examine(probes: Probes, storage: str, seconds: float) -> Examination:
         for node, why in silent.items()
     ]
     if not answered:
-        return Examination(found, answered, False)
+        return found, []
     if len(probes.nodes) > 1 and not silent:
         found.append(ok("nodes", f"{len(answered)} answer: {', '.join(node.name for node in answered)}"))
     found += node_checks.versions(known) + node_checks.devices(known) + node_checks.shared_memory(known)
@@ -108,15 +96,15 @@ def examine(probes: Probes, storage: str, seconds: float) -> Examination:
         found += cross_node_checks.clocks(probes, answered)
         port_findings, linked = cross_node_checks.ports(probes, answered)
         found += port_findings
-    return Examination(found + cross_node_checks.wandb(probes, answered), answered, linked)
+    return found + cross_node_checks.wandb(probes, answered), answered if linked else []
 
 
 def measure(
-    nodes: Sequence[Node], examination: Examination, log: Log
+    nodes: Sequence[Node], linked: Sequence[Node], log: Log
 ) -> tuple[list[Finding], link_benchmark.LinkMeasurements | None]:
-    """Measures links between the nodes that answered: with Ray workers if there is a cluster, and without Ray."""
+    """Measures links between the ``linked`` nodes, with Ray workers if there is a cluster, and without Ray."""
     measured, link_findings, here = None, [], nodes[0]
-    if not examination.linked:
+    if not linked:
         link_findings = [
             warning(
                 "links",
@@ -125,7 +113,7 @@ def measure(
             )
         ]
     elif here.id:
-        measured, link_findings = link_benchmark.measure_with_ray(examination.answered, log)
+        measured, link_findings = link_benchmark.measure_with_ray(linked, log)
     if here.id:
         here = next((node for node in nodes if node.id == own_node()), here)
     log(f"measuring without Ray, between two processes of {here.name}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from uuid import uuid4
 
 from experiments.base.hints import command
@@ -16,7 +18,7 @@ from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint, connect_che
 from launch.diagnostics.probes import Node, Probes
 from suite.paths import hide_secrets
 from suite.settings import TrackingSettings
-from suite.training.wandb_run import wandb_mode
+from suite.training.wandb_run import PUBLIC, wandb_mode
 
 ANSWER_S = 20.0
 """Seconds for a quick answer; a store may retry a request for ten of them."""
@@ -24,8 +26,6 @@ ANSWER_S = 20.0
 SKEW_LEAST, SKEW_MOST = 1.0, 900.0
 """Seconds. With clocks a second apart the logs of two nodes cannot be compared; a store refuses requests signed more
 than 15 minutes off its own time (S3: RequestTimeTooSkewed)."""
-
-WANDB = "https://api.wandb.ai"
 
 
 def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Finding]:
@@ -43,8 +43,7 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
     ]
     writers = [node for node in nodes if node not in failed]
     writer_of = {markers[node]: node.name for node in writers}
-    written = list(writer_of)
-    question = (location, written, node_probe.SETTLE_S)
+    question = (location, list(writer_of), node_probe.SETTLE_S)
     answers, unread = probes.ask(writers, node_probe.unseen_markers, lambda n: question, ANSWER_S)
     found += [fault("storage", f"{node.name} cannot read from {shown}: {why}", remedy) for node, why in unread.items()]
     for node, unseen in answers.items():
@@ -70,7 +69,7 @@ def clocks(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
     skews: dict[Node, Skew] = {}
     for node in nodes:
         try:
-            skews[node] = skew(lambda node=node: _clock(probes, node))  # type: ignore[misc]
+            skews[node] = skew(partial(_clock, probes, node))
         except TimeoutError as error:
             found.append(fault("clocks", f"{node.name}: {error}", _node_gone(node)))
     for node, clock_skew in skews.items():
@@ -79,7 +78,7 @@ def clocks(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
             found.append(fault("clocks", text, "set it by NTP (chronyc makestep): stores refuse its requests"))
         elif clock_skew.least_s > SKEW_LEAST:
             found.append(warning("clocks", text, "keep it in sync by NTP (chronyc tracking)"))
-    if found or not skews:
+    if found:
         return found
     worst = max(skews.values(), key=lambda clock_skew: abs(clock_skew.offset_s))
     return [ok("clocks", f"{len(skews)} nodes agree: at most {worst}")]
@@ -101,32 +100,22 @@ def ports(probes: Probes, nodes: Sequence[Node]) -> tuple[list[Finding], bool]:
         node: [*own, *(Endpoint(NODE, node.address, port) for port in node.ports)] for node, own in opened.items()
     }
     others = {
-        node: [endpoint for other in endpoints if other != node for endpoint in endpoints[other]] for node in endpoints
+        node: [(other, endpoint) for other in endpoints if other != node for endpoint in endpoints[other]]
+        for node in endpoints
     }
     reports, unread = probes.ask(list(endpoints), connect_check, lambda n: (others[n],), ANSWER_S)
     found += [
         fault("ports", f"{node.name} does not report which nodes it reaches: {why}", _node_gone(node))
         for node, why in unread.items()
     ]
-    of = {(endpoint.address, endpoint.port): node for node, own in endpoints.items() for endpoint in own}
-    closed: defaultdict[tuple[Node, Node], list[tuple[Endpoint, str]]] = defaultdict(list)
     for node, failures in reports.items():
-        for endpoint, why in failures:
-            closed[node, of[endpoint.address, endpoint.port]].append((endpoint, why))
-    for (node_from, other_node), failures in closed.items():
-        text = "; ".join(f"{endpoint.use}: port {endpoint.port}, {why}" for endpoint, why in failures)
-        found.append(
-            fault(
-                "ports",
-                f"{node_from.name} cannot reach {other_node.name}: {text}",
-                f"open TCP from {node_from.address} to {other_node.address} on all ports from 10002 to 65535",
-            )
-        )
-    blocked = bool(silent or unread) or any(
-        endpoint.use == CHOSEN for failures in closed.values() for endpoint, _ in failures
-    )
+        for other, closed in groupby(failures, key=itemgetter(0)):
+            text = "; ".join(f"{endpoint.use}: port {endpoint.port}, {why}" for _, endpoint, why in closed)
+            remedy = f"open TCP from {node.address} to {other.address} on all ports from 10002 to 65535"
+            found.append(fault("ports", f"{node.name} cannot reach {other.name}: {text}", remedy))
     if found:
-        return found, not blocked
+        closed_uses = {endpoint.use for failures in reports.values() for _, endpoint, _ in failures}
+        return found, not (silent or unread or CHOSEN in closed_uses)
     pairs = len(nodes) * (len(nodes) - 1)
     uses = [CHOSEN, OF_RAY, *([NODE] if any(node.ports for node in nodes) else [])]
     return [ok("ports", f"{len(nodes)} nodes, {pairs} directions, all open: {'; '.join(uses)}")], True
@@ -137,7 +126,7 @@ def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
     mode = wandb_mode(TrackingSettings())
     if mode != "online":
         return [ok("wandb", f"{mode}: runs stay in their folders, no connection is needed")]
-    url = os.environ.get("WANDB_BASE_URL", WANDB)
+    url = os.environ.get("WANDB_BASE_URL") or PUBLIC
     shown = hide_secrets(url)
     _, failed = probes.ask(nodes, web_check, lambda n: (url,), ANSWER_S)
     if not failed:

@@ -6,13 +6,16 @@ Two message sizes give both: the small one costs the latency, and the large one'
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import combinations
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from launch.backends.network_interface import rendezvous_store, use_interface_of
@@ -63,9 +66,10 @@ class LinkMeasurements:
     reducers: int = 0
 
 
-def _measure(rank: int, world: int, rendezvous: str | Store, task: LinkTask, gpu: int | None) -> LinkMeasurements:
+def _measure(rank: int, world: int, rendezvous: str | Store, task: LinkTask, use_gpu: bool) -> LinkMeasurements:
     """Joins the other processes, by a URL or in a store, and measures; in a pair the second rank only answers. Returns
     the pairs of which this process is the first rank, and the all-reduce."""
+    gpu = rank % max(1, torch.cuda.device_count()) if use_gpu else None  # a Ray worker sees only one
     device = init_process_group(rank, world, rendezvous, 1, gpu, TIMEOUT_S)
     found = {}
     for (first, second), names in task.pairs.items():
@@ -81,13 +85,11 @@ def _measure(rank: int, world: int, rendezvous: str | Store, task: LinkTask, gpu
 
 
 def _pair_link(peer: int, device: torch.device) -> Link:
-    def agree_on_size(size: int) -> int:
-        """Returns the lower rank's size, on both."""
-        agreed = torch.tensor([size])
-        dist.send(agreed, peer) if dist.get_rank() < peer else dist.recv(agreed, peer)
-        return int(agreed)
+    def agree_on(size: Tensor) -> None:
+        """Gives both ranks the lower one's size."""
+        dist.send(size, peer) if dist.get_rank() < peer else dist.recv(size, peer)
 
-    return _fit_link(lambda size: one_way_s(peer, size, device), 1, agree_on_size)
+    return _fit_link(lambda size: one_way_s(peer, size, device), 1, agree_on)
 
 
 def _reduction(group: dist.ProcessGroup, world: int, device: torch.device) -> Link:
@@ -95,61 +97,52 @@ def _reduction(group: dist.ProcessGroup, world: int, device: torch.device) -> Li
         values = torch.zeros(max(1, size // 4), device=device)
         return time_s(lambda: dist.all_reduce(values, group=group), device)
 
-    def agreed(size: int) -> int:
-        shared_size = torch.tensor([size])
-        dist.all_reduce(shared_size, dist.ReduceOp.MIN, group=group)
-        return int(shared_size)
-
-    link = _fit_link(reduce, 4, agreed)
+    link = _fit_link(reduce, 4, lambda size: dist.all_reduce(size, dist.ReduceOp.MIN, group=group))
     return Link(link.latency_s, link.bytes_per_s * 2 * (world - 1) / world)
 
 
-def _fit_link(measure_s: Callable[[int], float], small: int, agree_on_size: Callable[[int], int]) -> Link:
+def _fit_link(measure_s: Callable[[int], float], small: int, agree_on: Callable[[Tensor], object]) -> Link:
     measure_s(small)  # the first message opens the connection
     latency = measure_s(small)
     trial = measure_s(LEAST)
     rate = LEAST / max(trial - latency, 1e-6)
-    size = agree_on_size(int(min(MOST, max(LEAST, rate * LARGE_S))))
-    return Link(latency, size / max(measure_s(size) - latency, 1e-9))
+    size = torch.tensor([int(min(MOST, max(LEAST, rate * LARGE_S)))])
+    agree_on(size)
+    return Link(latency, int(size) / max(measure_s(int(size)) - latency, 1e-9))
 
 
 class LinkActor:
     """A measuring process with one device."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def ready(self) -> int:
-        """Opens a store, which keeps its port open for this worker, and returns the port."""
-        use_interface_of(self._address)
-        self._store = rendezvous_store(self._address)
+    def ready(self, address: str) -> int:
+        """Opens a store at its node's address, which keeps its port open for this worker, and returns the port."""
+        use_interface_of(address)
+        self._store = rendezvous_store(address)
         self._store.set_timeout(TIMEOUT)
         return int(self._store.port)
 
     def measure(self, rank: int, world: int, host: str, port: int, task: LinkTask, use_gpu: bool) -> LinkMeasurements:
         """Measures with the other workers; they meet in the first worker's store."""
         store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=TIMEOUT)
-        return _measure(rank, world, store, task, 0 if use_gpu else None)
-
-
-def actors_per_node(nodes: Sequence[Node]) -> tuple[list[Node], bool]:
-    """Returns each worker's node (two workers on a node with at least two devices), and whether devices are GPUs."""
-    use_gpu = any(node.gpus for node in nodes)
-    return [node for node in nodes for _ in range(min(2, (node.gpus if use_gpu else node.cpus) or 0))], use_gpu
+        return _measure(rank, world, store, task, use_gpu)
 
 
 def measure_with_ray(
     nodes: Sequence[Node], log: Callable[[str], None]
 ) -> tuple[LinkMeasurements | None, list[Finding]]:
-    """Measures between workers on a cluster's nodes; a worker that cannot be placed is reported and left out."""
+    """Measures between workers on a cluster's nodes, two where there are at least two devices; a worker that cannot be
+    placed is reported and left out."""
     import ray
 
-    requested, use_gpu = actors_per_node(nodes)
+    use_gpu = any(node.gpus for node in nodes)
+    requested = [node for node in nodes for _ in range(min(2, (node.gpus if use_gpu else node.cpus) or 0))]
     what = "GPU" if use_gpu else "CPU"
     needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if use_gpu else {"num_cpus": 1}
-    actors = [start_on(node.id, LinkActor, node.address, **needs) for node in requested]
+    actors = [start_on(node.id, LinkActor, **needs) for node in requested]
     try:
-        ready, silent = collect({at: actor.ready.remote() for at, actor in enumerate(actors)}, PLACE_S)
+        ready, silent = collect(
+            {at: actor.ready.remote(requested[at].address) for at, actor in enumerate(actors)}, PLACE_S
+        )
         found = _unplaced(requested, silent, what)
         placed = sorted(ready)
         placed_on = [requested[at] for at in placed]
@@ -167,7 +160,9 @@ def measure_with_ray(
         )
         if unanswered:
             rank, why = next(iter(unanswered.items()))
-            return None, [*found, _link_fault(placed_on[rank].name, why)]
+            text = f"the links could not be measured: {placed_on[rank].name}: {why}"
+            remedy = "see ports above, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of its address"
+            return None, [*found, fault("links", text, remedy)]
         pairs = {names: link for one in results.values() for names, link in one.pairs.items()}
         return replace(results[task.reduced[0]], pairs=pairs), found
     finally:
@@ -190,25 +185,16 @@ def _unplaced(requested: Sequence[Node], silent: dict[int, str], what: str) -> l
     return found
 
 
-def _link_fault(name: str, why: str) -> Finding:
-    remedy = "see ports above, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the interface of its address"
-    return fault("links", f"the links could not be measured: {name}: {why}", remedy)
-
-
 def plan(placed_on: Sequence[Node]) -> LinkTask:
     """Returns the task of workers on these nodes."""
-    first: dict[Node, int] = {}
-    second: dict[Node, int] = {}
+    ranks_on: defaultdict[Node, list[int]] = defaultdict(list)
     for rank, node in enumerate(placed_on):
-        (second if node in first else first).setdefault(node, rank)
-    nodes = list(first)
-    within = [(first[node], second[node]) for node in nodes if node in second]
-    if len(nodes) <= ALL_PAIRS:
-        between = [(first[a], first[b]) for at, a in enumerate(nodes) for b in nodes[at + 1 :]]
-    else:
-        between = [(first[a], first[b]) for a, b in zip(nodes, [*nodes[1:], nodes[0]], strict=True)]
-    reduced = tuple(sorted(first.values())) if len(nodes) > 1 else tuple(range(len(placed_on)))
-    return LinkTask({(a, b): (placed_on[a].name, placed_on[b].name) for a, b in [*within, *between]}, reduced)
+        ranks_on[node].append(rank)
+    within = [(ranks[0], ranks[1]) for ranks in ranks_on.values() if len(ranks) == 2]
+    firsts = [ranks[0] for ranks in ranks_on.values()]
+    between = combinations(firsts, 2) if len(firsts) <= ALL_PAIRS else zip(firsts, firsts[1:] + firsts[:1], strict=True)
+    reduced = firsts if len(firsts) > 1 else range(len(placed_on))
+    return LinkTask({(a, b): (placed_on[a].name, placed_on[b].name) for a, b in [*within, *between]}, tuple(reduced))
 
 
 def measure_without_ray(name: str) -> tuple[LinkMeasurements | None, list[Finding]]:
@@ -216,7 +202,7 @@ def measure_without_ray(name: str) -> tuple[LinkMeasurements | None, list[Findin
     use_gpu = torch.cuda.device_count() >= 2
     task = LinkTask({(0, 1): (name, name)}, (0, 1))
     try:
-        results: list[LinkMeasurements] = run_processes(_measure_process, 2, task, use_gpu, deadline_s=BEGIN_S + PAIR_S)
+        results: list[LinkMeasurements] = run_processes(_measure, 2, task, use_gpu, deadline_s=BEGIN_S + PAIR_S)
     except (SuiteError, RuntimeError) as error:
         why = str(error).strip().splitlines()[-1]
         return None, [
@@ -227,7 +213,3 @@ def measure_without_ray(name: str) -> tuple[LinkMeasurements | None, list[Findin
             )
         ]
     return results[0], []
-
-
-def _measure_process(rank: int, world: int, rendezvous: str, task: LinkTask, use_gpu: bool) -> LinkMeasurements:
-    return _measure(rank, world, rendezvous, task, rank if use_gpu else None)

@@ -20,7 +20,6 @@ UNLIKE = 3.0
 BY_RAY = 1 / UNLIKE
 """The share of the bandwidth without Ray that Ray workers should reach at least: they use the same sockets."""
 
-
 PROBE = 2**20
 """Size in bytes of the message by which links are compared."""
 

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from experiments.base.hints import command
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
-from launch.diagnostics.node_facts import PACKAGES, Folder, NodeFacts
+from launch.diagnostics.node_facts import PACKAGES, NodeFacts
 from launch.diagnostics.probes import Node
 from launch.node_probe import same_version
 from suite.pipeline.planning.devices import GIB
@@ -41,26 +41,30 @@ RAY_FULL = 0.95
 
 def versions(known: FactsByNode) -> list[Finding]:
     """Checks that Python, packages and the suite's source are equal everywhere, and that packages match their pins."""
-    found = [_compare_versions("Python", {node: facts.python for node, facts in known.items()})]
     pins = _pinned()
-    for package in PACKAGES:
-        versions_of: dict[Node, str | None] = {node: facts.versions[package] for node, facts in known.items()}
-        missing = [node.name for node, version in versions_of.items() if version is None]
-        if missing:
-            found.append(fault("versions", f"{package} is not installed on {_join_names(missing)}", _remedy(package)))
-            continue
-        one = _compare_versions(package, versions_of)
-        version, pinned = next(iter(versions_of.values())), pins.get(package)
-        if one.level == "ok" and pinned and not same_version(version, pinned):
-            wanted = f"{package}=={pinned}"
-            one = warning(
-                "versions",
-                f"{package} {version} everywhere, but the suite is tested with {wanted}",
-                f"pip install --constraint constraints.txt '{wanted}' on every node",
+    values_of: dict[str, dict[Node, str | None]] = {
+        "Python": {node: facts.python for node, facts in known.items()},
+        **{package: {node: facts.versions[package] for node, facts in known.items()} for package in PACKAGES},
+        "the suite's code": {node: facts.code for node, facts in known.items()},
+    }
+    equal, found = [], []
+    for what, values in values_of.items():
+        version, pinned = next(iter(values.values())), pins.get(what)
+        if missing := [node.name for node, value in values.items() if value is None]:
+            found.append(fault("versions", f"{what} is not installed on {_join_names(missing)}", _remedy(what)))
+        elif text := _differences(values):
+            found.append(fault("versions", f"{what} differs: {text}", _remedy(what)))
+        elif pinned and not same_version(version, pinned):
+            found.append(
+                warning(
+                    "versions",
+                    f"{what} {version} everywhere, but the suite is tested with {what}=={pinned}",
+                    f"pip install --constraint constraints.txt '{what}=={pinned}' on every node",
+                )
             )
-        found.append(one)
-    found.append(_compare_versions("the suite's code", {node: facts.code for node, facts in known.items()}))
-    return _join_ok("versions", found)
+        else:
+            equal.append(f"{what} {version}")
+    return [*([ok("versions", ", ".join(equal))] if equal else []), *found]
 
 
 def _pinned() -> dict[str, str]:
@@ -75,12 +79,6 @@ def _pinned() -> dict[str, str]:
         for specifier in requirement.specifier
         if specifier.operator == "==" and requirement.marker is None  # no extra
     }
-
-
-def _compare_versions(what: str, values: Mapping[Node, object]) -> Finding:
-    if text := _differences(values):
-        return fault("versions", f"{what} differs: {text}", _remedy(what))
-    return ok("versions", f"{what} {next(iter(values.values()))}")
 
 
 def _remedy(what: str) -> str:
@@ -110,10 +108,10 @@ def devices(known: FactsByNode) -> list[Finding]:
         found.append(
             warning("devices", f"unequal {kind}s: {text}", "find the missing ones, or choose K for the smallest node")
         )
-    gpu_names = {node: sorted({gpu.name for gpu in known[node].gpus}) for node in workers}
-    drivers = {node: sorted({gpu.driver for gpu in known[node].gpus}) for node in workers}
-    for what, values in (("names", gpu_names), ("drivers", drivers)) if gpus else ():
-        if text := _differences({node: ", ".join(some) or "none" for node, some in values.items()}):
+    gpu_names = {node: {gpu.name for gpu in known[node].gpus} for node in workers}
+    drivers = {node: {gpu.driver for gpu in known[node].gpus} for node in workers}
+    for what, values in (("names", gpu_names), ("drivers", drivers)):
+        if text := _differences({node: ", ".join(sorted(some)) or "none" for node, some in values.items()}):
             remedy = "a pipeline is as fast as its slowest stage: use one kind of node and one driver"
             found.append(warning("devices", f"GPUs of different {what}: {text}", remedy))
     if not found:
@@ -204,7 +202,7 @@ def disk(known: FactsByNode, temporary: str) -> list[Finding]:
             text = f"{node.name}: {folder.path} has {_gib(folder.free)} free of {_gib(folder.size)}"
             if folder.free < DISK_LEAST:
                 found.append(fault("disk", text, f"free space: no run fits in less than {_gib(DISK_LEAST)}"))
-            elif folder.path == temporary and _used(folder) > RAY_FULL:
+            elif folder.path == temporary and folder.free < (1 - RAY_FULL) * folder.size:
                 found.append(
                     warning(
                         "disk",
@@ -221,10 +219,6 @@ def disk(known: FactsByNode, temporary: str) -> list[Finding]:
     return [ok("disk", f"at least {_gib(fewest)} free in {_join_names(paths)} on {_nodes(len(known))}")]
 
 
-def _used(folder: Folder) -> float:
-    return 1 - folder.free / folder.size if folder.size else 1.0
-
-
 def _differences(values: Mapping[Node, object]) -> str:
     """Returns which nodes have which value, the most frequent one first; an empty text if all have the same."""
     where: defaultdict[object, list[str]] = defaultdict(list)
@@ -234,13 +228,6 @@ def _differences(values: Mapping[Node, object]) -> str:
         return ""
     by_count = sorted(where.items(), key=lambda item: -len(item[1]))
     return ", ".join(f"{value} on {_join_names(names)}" for value, names in by_count)
-
-
-def _join_ok(subject: str, found: list[Finding]) -> list[Finding]:
-    """Returns the findings with all ok ones joined in one line, which comes first."""
-    passed = [finding.found for finding in found if finding.level == "ok"]
-    failed = [finding for finding in found if finding.level != "ok"]
-    return [*([ok(subject, ", ".join(passed))] if passed else []), *failed]
 
 
 def _join_names(names: Iterable[str]) -> str:

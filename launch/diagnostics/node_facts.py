@@ -21,8 +21,6 @@ SOURCE_FOLDERS = ("suite", "models", "experiments", "launch")
 LISTING_S = 20.0
 """Seconds for nvidia-smi: without persistence mode it first loads the driver, some seconds a GPU."""
 
-SHARED_MEMORY = "/dev/shm"
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -75,7 +73,7 @@ def gather(folders: list[str]) -> NodeFacts:
         gpus=gpus,
         usable=_usable_gpus() if gpus else 0,
         listing_error=listing_error,
-        shared=folder(SHARED_MEMORY),
+        shared=folder("/dev/shm"),
         folders=tuple(folder(path) for path in folders),
     )
 

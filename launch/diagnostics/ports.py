@@ -16,11 +16,10 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from launch.diagnostics.probes import Node
+
 RAY_WORKERS = range(10002, 20000)
 """Default ports of Ray's workers (``ray start`` can change them)."""
-
-WEB_S = 5.0
-"""Seconds for a web server to start its answer."""
 
 CONNECT_S = 3.0
 """Seconds for a connection: the kernel resends a lost first packet after 1 s, so a full queue alone is no fault."""
@@ -49,7 +48,7 @@ def listen(address: str) -> list[Endpoint]:
     for listening in _listening.pop(address, []):
         listening.close()
     word = secrets.token_hex(8)
-    sockets = {CHOSEN: socket.create_server((address, 0)), OF_RAY: _listen_on_one(address, RAY_WORKERS)}
+    sockets = {CHOSEN: socket.create_server((address, 0)), OF_RAY: _listen_for_ray(address)}
     _listening[address] = list(sockets.values())
     for listening in sockets.values():
         threading.Thread(target=_serve, args=(listening, word), daemon=True).start()
@@ -67,40 +66,38 @@ def _serve(listening: socket.socket, word: str) -> None:
                 return
 
 
-def _listen_on_one(address: str, ports: range) -> socket.socket:
-    for port in random.sample(ports, TRIES):
+def _listen_for_ray(address: str) -> socket.socket:
+    for port in random.sample(RAY_WORKERS, TRIES):
         try:
             return socket.create_server((address, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    raise OSError(errno.EADDRINUSE, f"{TRIES} ports of {ports.start}-{ports.stop - 1} are all in use")
+    raise OSError(errno.EADDRINUSE, f"{TRIES} ports of 10002-19999 are all in use")
 
 
-def connect_check(endpoints: list[Endpoint], seconds: float = CONNECT_S) -> list[tuple[Endpoint, str]]:
-    """Returns the endpoints that did not answer in time, each with the reason."""
-    if not endpoints:
-        return []
-    with ThreadPoolExecutor(min(32, len(endpoints))) as threads:
-        failures = list(threads.map(lambda endpoint: _connect(endpoint, seconds), endpoints))
-    return [(endpoint, why) for endpoint, why in zip(endpoints, failures, strict=True) if why]
+def connect_check(others: list[tuple[Node, Endpoint]]) -> list[tuple[Node, Endpoint, str]]:
+    """Returns the endpoints of other nodes that did not answer in time, each with the reason."""
+    with ThreadPoolExecutor(32) as threads:
+        reasons = threads.map(_connect, [endpoint for _, endpoint in others])
+        return [(other, endpoint, why) for (other, endpoint), why in zip(others, reasons, strict=True) if why]
 
 
-def _connect(endpoint: Endpoint, seconds: float) -> str:
+def _connect(endpoint: Endpoint) -> str:
     try:
-        with socket.create_connection((endpoint.address, endpoint.port), timeout=seconds) as connection:
+        with socket.create_connection((endpoint.address, endpoint.port), timeout=CONNECT_S) as connection:
             received = connection.recv(len(endpoint.word), socket.MSG_WAITALL).decode() if endpoint.word else ""
     except TimeoutError:
-        return f"no answer in {seconds:g} s"
+        return f"no answer in {CONNECT_S:g} s"
     except OSError as error:
         return error.strerror or str(error)
     return "" if received == endpoint.word else "another program answered"
 
 
 def web_check(url: str) -> None:
-    """Requests a URL. Any HTTP status is an answer; raises OSError or ValueError if there is none."""
+    """Requests a URL. Any HTTP status is an answer; raises OSError or ValueError if there is none in 5 s."""
     try:
-        urllib.request.urlopen(url, timeout=WEB_S).close()
+        urllib.request.urlopen(url, timeout=5).close()
     except urllib.error.HTTPError:
         return
     except urllib.error.URLError as error:

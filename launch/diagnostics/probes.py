@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 from experiments.base.hints import option
@@ -37,33 +37,26 @@ Answers = tuple[dict[Node, Any], dict[Node, str]]
 class LocalProbe:
     """This machine alone, without Ray."""
 
-    def __init__(self) -> None:
-        self.nodes = [Node("this machine", "127.0.0.1")]
-        """All nodes, in the order of the table."""
-        self.cluster = "this machine"
-        """The address that the cluster reports."""
-        self.temporary = ""
-        """Ray's folder of logs and spilled objects, the same path on every node."""
+    nodes: Sequence[Node] = (Node("this machine", "127.0.0.1"),)
+    """All nodes, in the order of the table."""
+    cluster = "this machine"
+    """The address that the cluster reports."""
+    temporary = ""
+    """Ray's folder of logs and spilled objects, the same path on every node."""
 
     def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
-        """Calls a function on these nodes concurrently and waits at most ``seconds``; here in a thread, because access
-        to a network share whose server is gone may block for ever."""
+        """Calls a function on these nodes concurrently and waits at most ``seconds``; here in a daemon thread, because
+        access to a network share whose server is gone may block for ever."""
         if not nodes:  # it did not answer an earlier call
             return {}, {}
         (node,) = nodes
-        answers: queue.SimpleQueue[Answers] = queue.SimpleQueue()
-
-        def call() -> None:
+        with ThreadPool(1) as thread:
             try:
-                answers.put(({node: function(*arguments(node))}, {}))
+                return {node: thread.apply_async(function, arguments(node)).get(seconds)}, {}
+            except multiprocessing.TimeoutError:
+                return {}, {node: f"no answer in {seconds:g} s"}
             except Exception as error:
-                answers.put(({}, {node: reason(error)}))
-
-        threading.Thread(target=call, daemon=True).start()
-        try:
-            return answers.get(timeout=seconds)
-        except queue.Empty:
-            return {}, {node: f"no answer in {seconds:g} s"}
+                return {}, {node: reason(error)}
 
 
 class _Probe:
@@ -80,8 +73,14 @@ class RayProbes:
         self.address = address
 
     def __enter__(self) -> RayProbes:
-        """Raises PlacementError when no cluster answers, or one with another Ray or Python version."""
-        connect(self.address)
+        """Raises PlacementError for another form of address, and as ``join`` does."""
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise PlacementError(
+                f"{option('ADDRESS', self.address)} is not the address of a Ray cluster: use host:port, such as "
+                "head:6379"
+            )
+        join(self.address, "leave ADDRESS out to check only this machine")
         import ray
 
         self.cluster = str(ray.get_runtime_context().gcs_address)
@@ -99,16 +98,6 @@ class RayProbes:
 
 
 Probes = LocalProbe | RayProbes
-
-
-def connect(address: str) -> None:
-    """Connects to the Ray cluster at ``host:port``. Raises PlacementError, as ``join`` does."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise PlacementError(
-            f"{option('ADDRESS', address)} is not the address of a Ray cluster: use host:port, such as head:6379"
-        )
-    join(address, "leave ADDRESS out to check only this machine")
 
 
 def _named_nodes(records: list[dict[str, Any]]) -> list[Node]:

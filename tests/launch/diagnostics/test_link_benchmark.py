@@ -13,15 +13,15 @@ HOST = "127.0.0.1"
 
 
 def test_the_port_is_held_until_the_workers_meet():
-    worker = LinkActor(HOST)
-    port = worker.ready()
+    worker = LinkActor()
+    port = worker.ready(HOST)
     with pytest.raises(OSError, match="in use"):
         socket.create_server((HOST, port))
 
 
 def meets(rank, world, rendezvous, folder):
-    worker, note = LinkActor(HOST), Path(folder) / "port"
-    port = worker.ready()
+    worker, note = LinkActor(), Path(folder) / "port"
+    port = worker.ready(HOST)
     if rank == 0:
         note.with_suffix(".draft").write_text(str(port))
         note.with_suffix(".draft").rename(note)

@@ -15,9 +15,10 @@ from dataclasses import replace
 import pytest
 
 from launch.backends.link_cache import read_links
+from launch.backends.ray_init import join
 from launch.diagnostics import command as doctor
 from launch.diagnostics import link_benchmark, link_report
-from launch.diagnostics.probes import RayProbes, connect
+from launch.diagnostics.probes import RayProbes
 from launch.ray_nodes import start_on
 from tests.slow.planted import ROOT, Hosts, missing
 
@@ -43,7 +44,7 @@ def hosts(tmp_path_factory):
 def probes(hosts):
     import ray
 
-    connect(hosts.address)
+    join(hosts.address, "")
     hosts.until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3)
     ray.shutdown()
     with RayProbes(hosts.address) as probes:
@@ -60,7 +61,7 @@ def unwell(probes, place):
     """What is found, but for what is well."""
 
     def look(seconds=PATIENCE_S):
-        return [one for one in doctor.examine(probes, str(place), seconds).findings if one.level != "ok"]
+        return [one for one in doctor.examine(probes, str(place), seconds)[0] if one.level != "ok"]
 
     return look
 
@@ -191,9 +192,9 @@ def test_workers_that_find_no_place(hosts, probes, monkeypatch):
 
     monkeypatch.setattr(link_benchmark, "PLACE_S", 3.0)
     taken = probes.nodes[1]
-    holder = start_on(taken.id, link_benchmark.LinkActor, taken.address, num_cpus=2)
+    holder = start_on(taken.id, link_benchmark.LinkActor, num_cpus=2)
     try:
-        ray.get(holder.ready.remote(), timeout=PATIENCE_S)
+        ray.get(holder.ready.remote(taken.address), timeout=PATIENCE_S)
         measured, found = link_benchmark.measure_with_ray([taken], lambda text: None)
     finally:
         ray.kill(holder)
