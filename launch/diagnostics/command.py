@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -47,7 +47,7 @@ def doctor(address: str, storage: str, console: Console) -> bool:
             RUNS.mkdir(parents=True, exist_ok=True)
     here = f"checking this machine; {option('ADDRESS', 'host:port')} checks a Ray cluster"
     console.print(f"checking the nodes of {address}" if address else here)
-    with RayProbes(address) if address else nullcontext(LocalProbe()) as probes:
+    with closing(RayProbes(address)) if address else nullcontext(LocalProbe()) as probes:
         findings, linked = examine(probes, place, FACTS_S)
         links, measured = measure(probes.nodes, linked, console.print)
     findings += links

@@ -13,7 +13,7 @@ from uuid import uuid4
 from experiments.base.hints import command
 from launch import node_probe
 from launch.diagnostics.clocks import Skew, skew
-from launch.diagnostics.finding import Finding, fault, ok, warning
+from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
 from launch.diagnostics.ports import CHOSEN, NODE, OF_RAY, Endpoint, connect_check, listen, web_check
 from launch.diagnostics.probes import Node, Probes
 from suite.paths import hide_secrets
@@ -130,7 +130,7 @@ def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
     shown = hide_secrets(url)
     _, failed = probes.ask(nodes, web_check, lambda n: (url,), ANSWER_S)
     if not failed:
-        return [ok("wandb", f"{shown} answers on {len(nodes)} node{'s' * (len(nodes) > 1)}")]
+        return [ok("wandb", f"{shown} answers on {count_of(len(nodes), 'node')}")]
     return [
         warning(
             "wandb",

@@ -114,19 +114,13 @@ def devices(known: FactsByNode) -> list[Finding]:
         if text := _differences({node: ", ".join(sorted(some)) or "none" for node, some in values.items()}):
             remedy = "a pipeline is as fast as its slowest stage: use one kind of node and one driver"
             found.append(warning("devices", f"GPUs of different {what}: {text}", remedy))
-    if not found:
-        memory = min(facts.memory for facts in known.values())
-        names = sorted({gpu.name for facts in known.values() for gpu in facts.gpus})
-        each = f"{', '.join(names)}, driver {next(g.driver for f in known.values() for g in f.gpus)}; " if names else ""
-        total = sum(workers.values())
-        found = [
-            ok(
-                "devices",
-                f"{total} {kind}{'s' * (total > 1)} on {_nodes(len(workers))}; {each}at least "
-                f"{_gib(memory)} of memory a node",
-            )
-        ]
-    return found
+    if found:
+        return found
+    memory = min(facts.memory for facts in known.values())
+    names = sorted({gpu.name for facts in known.values() for gpu in facts.gpus})
+    each = f"{', '.join(names)}, driver {next(g.driver for f in known.values() for g in f.gpus)}; " if names else ""
+    offered = f"{count_of(sum(workers.values()), kind)} on {_nodes(len(workers))}"
+    return [ok("devices", f"{offered}; {each}at least {_gib(memory)} of memory a node")]
 
 
 def _offered_findings(node: Node, facts: NodeFacts) -> Iterable[Finding]:

@@ -41,8 +41,6 @@ class Folder:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """One node."""
-
     python: str
     versions: dict[str, str | None]
     """None if a package is not installed."""

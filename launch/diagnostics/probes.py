@@ -67,29 +67,25 @@ class _Probe:
 
 
 class RayProbes:
-    """A context with a probe on every node of the Ray cluster at ``address`` (host:port); the probes take no device."""
+    """A probe on every node of a Ray cluster, which takes no device."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
-
-    def __enter__(self) -> RayProbes:
-        """Raises PlacementError for another form of address, and as ``join`` does."""
-        host, _, port = self.address.rpartition(":")
+        """Joins the cluster at ``host:port``. Raises PlacementError for another form of address, and as ``join``
+        does."""
+        host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise PlacementError(
-                f"{option('ADDRESS', self.address)} is not the address of a Ray cluster: use host:port, such as "
-                "head:6379"
+                f"{option('ADDRESS', address)} is not the address of a Ray cluster: use host:port, such as head:6379"
             )
-        join(self.address, "leave ADDRESS out to check only this machine")
+        join(address, "leave ADDRESS out to check only this machine")
         import ray
 
         self.cluster = str(ray.get_runtime_context().gcs_address)
         self.temporary = str(ray._private.worker.global_worker.node.get_temp_dir_path())  # type: ignore[union-attr]
         self.nodes = _named_nodes(alive_nodes())
         self._probes = {node: start_on(node.id, _Probe) for node in self.nodes}
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         self._probes.clear()
         shutdown()
 

@@ -19,7 +19,6 @@ from launch.tracking.progress import read_update
 
 
 def jobs(address: str, console: Console) -> None:
-    """Prints this suite's jobs, newest first."""
     client = JobClient(address)
     suite_jobs = client.suite_jobs()
     if not suite_jobs:

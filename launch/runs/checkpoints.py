@@ -16,20 +16,10 @@ from launch.runs.store import RunFolder, find_run, resume_command
 from suite.errors import CheckpointError, RunFileError
 from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
-from suite.training.checkpoint import (
-    Checkpoint,
-    Choice,
-    Storage,
-    audit,
-    best_of,
-    current,
-    folders_of,
-    in_order,
-    list_checkpoints,
-)
-from suite.training.checkpoint.reading import Audit
+from suite.training.checkpoint import Checkpoint, Choice, best_of, current, folders_of, in_order, list_checkpoints
+from suite.training.checkpoint.reading import Audit, audit
 from suite.training.checkpoint.retention import ABANDONED
-from suite.training.checkpoint.storage import MANIFEST
+from suite.training.checkpoint.storage import MANIFEST, Storage
 from suite.training.validation import state_of
 
 

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -47,7 +48,7 @@ def probes(hosts):
     join(hosts.address, "")
     hosts.until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3)
     ray.shutdown()
-    with RayProbes(hosts.address) as probes:
+    with closing(RayProbes(hosts.address)) as probes:
         yield probes
 
 
