@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # the command line imports this package
-    from pathlib import Path
+from suite.errors import SettingError, nearest
 
+if TYPE_CHECKING:  # the command line imports this package
     from torch import nn
 
     from suite import TrainSpec
@@ -38,10 +39,8 @@ def run(
     Call it below ``if __name__ == "__main__":``, because workers import the file. Raises a SuiteError for any error
     that the user can fix.
     """
-    from pathlib import Path
-
+    global _is_running
     from experiments.custom.own_imports import search_last
-    from suite.errors import SettingError, nearest
 
     source = _source_of(function)
     search_last(Path(source.rpartition(":")[0]).resolve().parent)  # Python puts a script's folder first
@@ -53,36 +52,21 @@ def run(
     launchers = ("local", "ray")
     if launcher not in launchers:
         raise SettingError(f"unknown launcher {launcher!r}; {nearest(launcher, launchers)}")
-    with _not_while_imported():
-        console = Terminal()
-        folder = start(source, "auto", settings, launcher, console)
+    if _is_running:  # by a call that imports the file: this one would never end
+        raise SettingError('run is called while the file is imported; call it below if __name__ == "__main__":')
+    _is_running = True
+    try:
+        folder = start(source, "auto", settings, launcher, Terminal())
+    finally:
+        _is_running = False
     return FinishedRun(folder.path, read_json(folder.record) or {})
 
 
 _is_running = False
 
 
-@contextmanager
-def _not_while_imported() -> Iterator[None]:
-    """Raises SettingError for a call while another one imports the file: it would never end."""
-    from suite.errors import SettingError
-
-    global _is_running
-    if _is_running:
-        raise SettingError('run is called while the file is imported; call it below if __name__ == "__main__":')
-    _is_running = True
-    try:
-        yield
-    finally:
-        _is_running = False
-
-
 def _source_of(function: Any) -> str:
     """Returns path.py:function or package.module:function. Raises SettingError for what workers cannot import."""
-    import sys
-
-    from suite.errors import SettingError
-
     name, module = getattr(function, "__qualname__", ""), sys.modules.get(getattr(function, "__module__", None) or "")
     if not name.isidentifier() or module is None:
         raise SettingError(f"{function!r} is no function of a file that workers can import; define it there with def")

@@ -55,10 +55,6 @@ def sweeps() -> Table:
     return rows
 
 
-WIDTH = 80
-"""Width of the list in terminal columns."""
-
-
 def experiments_table() -> Table:
     """Returns one row per experiment; the descriptions are in the caption, so that the rows fit 80 columns."""
     title = "experiments (with the paper's sizes, where it has them)"
@@ -85,6 +81,6 @@ def experiments_table() -> Table:
             f"{experiment.batch:,} {experiment.unit}",
         )
         text = experiment.listed((make.__doc__ or "").split("\n")[0])
-        descriptions.append(fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+        descriptions.append(fill(text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     rows.caption, rows.caption_justify = "\n".join(descriptions), "left"
     return rows

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 from experiments.base.hints import command
@@ -255,8 +254,7 @@ def main() -> None:
             error_console.print(f"error: {message}")
     if interrupts.was_interrupted():
         interrupts.kill_children_and_exit()
-    if interrupts.is_command_line():
-        interrupts.ignore()
+    interrupts.ignore()
     sys.exit(code)
 
 
@@ -290,16 +288,13 @@ def _check_arguments() -> None:
             ) from None
 
 
-@contextmanager
-def _as_job() -> Iterator[None]:
+def _as_job() -> AbstractContextManager[None]:
     """A context that, in a job on a cluster, copies the job's runs to their storage. Elsewhere it does nothing."""
     if "GPIPE_JOB" not in os.environ:
-        yield
-        return
+        return nullcontext()
     from launch.jobs.in_job_upload import uploading
 
-    with uploading(console.print):
-        yield
+    return uploading(console.print)
 
 
 if __name__ == "__main__":

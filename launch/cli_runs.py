@@ -6,13 +6,7 @@ from typing import Annotated
 
 import typer
 
-from launch.cli_options import (
-    CheckpointOption,
-    ScaleOption,
-    ScoreSetOption,
-    SetOption,
-    console,
-)
+from launch.cli_options import CheckpointOption, ScaleOption, ScoreSetOption, SetOption, console
 from suite.errors import SettingError
 
 
@@ -24,9 +18,7 @@ def checkpoints(run: str) -> None:
         raise typer.Exit(1)
 
 
-def runs(
-    name: Annotated[str, typer.Argument(help="part of a name, or one run; empty: all runs")] = "",
-) -> None:
+def runs(name: Annotated[str, typer.Argument(help="part of a name, or one run; empty: all runs")] = "") -> None:
     """List the runs here with their state, step, loss and speed, newest first; or describe one run."""
     from launch.watching.run_listing import print_runs
 

@@ -16,12 +16,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+
+import psutil
 
 from launch.runs.store import JOB
-
-if TYPE_CHECKING:
-    import psutil
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """A terminal and ``make`` send SIGINT, a scheduler sends SIGTERM."""
@@ -41,12 +40,8 @@ RELEASE_S = 0.5
 _received, _unwound, _leaving = threading.Event(), threading.Event(), threading.Lock()
 _in_command = _is_handled = False
 
-
-def _restart_advice() -> str:
-    return "run the same command again to restart"
-
-
-_advice: Callable[[], str] = _restart_advice
+_advice: Callable[[], str] | None = None
+"""Says how to continue; None: by the same command."""
 
 
 def is_command_line() -> bool:
@@ -65,9 +60,10 @@ def install() -> None:
 
 
 def ignore() -> None:
-    """Ignores further interrupts: the command is done, and the libraries' exit handlers are short."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    """Ignores further interrupts of the command line: it is done, and the libraries' exit handlers are short."""
+    if is_command_line():
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def was_interrupted() -> bool:
@@ -79,8 +75,6 @@ def was_interrupted() -> bool:
 def interruptible() -> Iterator[None]:
     """A context in which an interrupt raises KeyboardInterrupt."""
     global _in_command
-    import psutil  # noqa: F401  # now, because the signal handler should not import
-
     _in_command = True
     try:
         yield
@@ -106,8 +100,10 @@ def kill_children_and_exit() -> NoReturn:
     """Prints the message, kills all descendants of this process, and exits."""
     with _leaving:  # never released: a second caller blocks until the exit
         with suppress(Exception):
-            _print(_message())
-        _redirect_output_to_null()
+            _print_message()
+        null = os.open(os.devnull, os.O_WRONLY)  # for what libraries print while they exit
+        os.dup2(null, 1)
+        os.dup2(null, 2)
         releasing = threading.Thread(target=_release_semaphores, daemon=True)
         with suppress(Exception):
             releasing.start()
@@ -117,11 +113,14 @@ def kill_children_and_exit() -> NoReturn:
         os._exit(EXIT_CODE)
 
 
-def _message() -> str:
+def _print_message() -> None:
     try:
-        return f"interrupted; {_advice()}"
+        text = f"interrupted; {_advice() if _advice else 'run the same command again to restart'}"
     except Exception:  # such as a disk error
-        return "interrupted; the state of the run could not be read"
+        text = "interrupted; the state of the run could not be read"
+    if os.isatty(2):
+        text = f"\x1b[?25h\x1b[31m{text}\x1b[0m"  # shows the cursor that a progress bar hid
+    os.write(2, f"{text}\n".encode(errors="replace"))  # Python's own streams may be in the middle of a line
 
 
 def _on_signal(number: int, frame: object) -> None:
@@ -148,19 +147,6 @@ def _enforce(signals: int) -> None:
         kill_children_and_exit()
 
 
-def _print(text: str) -> None:
-    if os.isatty(2):
-        text = f"\x1b[?25h\x1b[31m{text}\x1b[0m"  # shows the cursor that a progress bar hid
-    os.write(2, f"{text}\n".encode(errors="replace"))  # Python's own streams may be in the middle of a line
-
-
-def _redirect_output_to_null() -> None:
-    """Discards what libraries print while they exit."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
-
-
 def _release_semaphores() -> None:
     """Makes multiprocessing unlink its semaphores: its resource tracker would do it with a warning."""
     util = sys.modules.get("multiprocessing.util")
@@ -171,8 +157,6 @@ def _release_semaphores() -> None:
 def _kill_plain_workers() -> None:
     """Kills the forkserver and the workers forked from it, so that they do not report consequences of the interrupt,
     such as a closed pipe, as failures."""
-    import psutil
-
     servers = [child for child in psutil.Process().children() if _runs(child, "multiprocessing.forkserver")]
     _kill(lambda _: [*servers, *(worker for server in servers for worker in server.children(recursive=True))])
 
@@ -180,8 +164,6 @@ def _kill_plain_workers() -> None:
 def _kill(find: Callable[[psutil.Process], list[psutil.Process]]) -> None:
     """Kills the processes that ``find`` returns for this process. It suspends them first, because a running process may
     start another. The resource tracker is spared: it ends with the last process that uses it."""
-    import psutil
-
     this, stopped = psutil.Process(), set[psutil.Process]()
     while new := {child for child in find(this) if not _runs(child, "multiprocessing.resource_tracker")} - stopped:
         for process in new:
@@ -194,8 +176,6 @@ def _kill(find: Callable[[psutil.Process], list[psutil.Process]]) -> None:
 
 
 def _runs(process: psutil.Process, module: str) -> bool:
-    import psutil
-
     with suppress(psutil.Error):
         return any(module in part for part in process.cmdline())
     return False

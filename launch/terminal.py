@@ -19,7 +19,6 @@ class Terminal(Console):
     machine or another user. Colours are left out; any other control character is shown by its code."""
 
     def __init__(self, **options: Any) -> None:
-        """``options`` are those of rich's Console."""
         super().__init__(markup=False, highlight=False, soft_wrap=True, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
