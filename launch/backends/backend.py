@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from experiments.base.cluster import Cluster
+from experiments.base.experiment import Experiment
+from launch.backends.processes import ProcessLauncher
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt
 from launch.worker.devices import this_machine
 from suite.log import Log
 from suite.pipeline.planning.placement import Placement
-
-if TYPE_CHECKING:
-    from experiments.base.experiment import Experiment
-
 
 Result = TypeVar("Result")
 
@@ -24,10 +22,8 @@ Result = TypeVar("Result")
 class Backend:
     """The devices of a run, work on them, and the launcher of its workers; here plain processes."""
 
-    @property
-    def workers(self) -> int | None:
-        """How many workers it starts, if it cannot start another number."""
-        return None
+    workers: int | None = None
+    """How many workers it starts, if it cannot start another number."""
 
     def cluster(self) -> Cluster:
         """Returns the available devices."""
@@ -41,8 +37,6 @@ class Backend:
 
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        from launch.backends.processes import ProcessLauncher
-
         return nullcontext(ProcessLauncher())
 
     def check_workers(self, experiment: Experiment) -> None:

@@ -22,14 +22,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter
+from torch.distributed import rendezvous  # type: ignore[attr-defined]
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from launch import interrupts
 from launch.backends.backend import Backend
 from launch.backends.network_interface import use_interface_of
-from launch.backends.processes import run_alone, run_worker_at
+from launch.backends.processes import run_worker_alone
 from launch.supervision.supervisor import Launcher
 from launch.supervision.watchdog import FIRST_HEARTBEAT_S, Watchdog
 from launch.worker.attempt import Attempt
@@ -66,8 +68,6 @@ class Ranks:
     @staticmethod
     def join() -> Ranks:
         """Waits for all ranks. Raises SettingError without the variables, PlacementError if some do not come."""
-        from torch.distributed import rendezvous  # type: ignore[attr-defined]
-
         for name, of_slurm in VARIABLES.items():
             os.environ.setdefault(name, os.environ.get(of_slurm, ""))
         if missing := [name for name in (*VARIABLES, "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
@@ -84,8 +84,6 @@ class Ranks:
 
     def run_worker(self, number: int, attempt: Attempt, should_stop: Callable[[], bool]) -> SuiteError | None:
         """Runs this rank's worker of an attempt; returns how it failed."""
-        import torch
-
         host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         kind, _, _, _, store_at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(kind, socket.SOCK_DGRAM) as route:
@@ -96,24 +94,15 @@ class Ranks:
         prefix = f"workers/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{number}"
         # srun may show each process its own GPU alone
         device = None if not attempt.use_gpu else 0 if torch.cuda.device_count() == 1 else self.local_rank
-        return run_alone(
-            run_worker_at,
-            self.rank,
-            self.world,
-            f"{host} {port}",
-            prefix,
-            attempt,
-            device,
-            socket.gethostname(),
-            should_stop=should_stop,
-        )
+        node = socket.gethostname()
+        return run_worker_alone(self.rank, f"{host} {port}", prefix, attempt, device, node, should_stop)
 
     def serve(self) -> int:
         """Runs the worker of this rank in each attempt of rank 0; returns the command's exit code."""
         for number in count():
             while not self.store.check([str(number)]):
                 if self.store.check(["end"]):
-                    _ignore_signals()
+                    interrupts.ignore()
                     self.store.add("ended", 1)
                     return int(self.store.get("end"))
                 time.sleep(POLL_S)
@@ -138,7 +127,8 @@ class Ranks:
             return bool(self.store.check([f"{number}/over"]))
 
         if attempt.folder.is_dir():
-            failed = self.run_worker(number, replace(attempt, heartbeats=folder), is_over)
+            own = replace(attempt, heartbeats=folder, working_dir=None)  # torchrun or srun has chosen this rank's
+            failed = self.run_worker(number, own, is_over)
         else:
             failed = SettingError(
                 f"{socket.gethostname()} has no folder {attempt.folder}; start the command where all nodes share it"
@@ -155,7 +145,7 @@ def run_command(launcher: str, command: Callable[[], object]) -> None:
     ranks, code = Ranks.join(), 1
     if ranks.rank:
         raise SystemExit(ranks.serve())
-    EnvBackend.ranks = ranks
+    EnvBackend.ranks, EnvBackend.workers = ranks, ranks.world
     try:
         command()
         code = 0
@@ -166,7 +156,7 @@ def run_command(launcher: str, command: Callable[[], object]) -> None:
         code = interrupts.EXIT_CODE
         raise
     finally:
-        _ignore_signals()  # torchrun sends one to all as soon as the first rank has failed
+        interrupts.ignore()  # torchrun sends one to all as soon as the first rank has failed
         ranks.store.set("end", str(code))
         until = time.monotonic() + END_S
         while ranks.store.add("ended", 0) < ranks.world - 1 and time.monotonic() < until:
@@ -182,19 +172,10 @@ def _ranks_per_node(world: int) -> int:
     return local
 
 
-def _ignore_signals() -> None:
-    if interrupts.is_command_line():
-        interrupts.ignore()
-
-
 class EnvBackend(Backend):
     """The machines of the ranks, taken to be like this one."""
 
     ranks: Ranks
-
-    @property
-    def workers(self) -> int:
-        return self.ranks.world
 
     def cluster(self) -> Cluster:
         """At least a device for each rank."""

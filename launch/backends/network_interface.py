@@ -11,23 +11,19 @@ import os
 import socket
 from typing import Any
 
-VARIABLES = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
-"""Environment variables of gloo and NCCL. NCCL treats a plain name as a prefix; "=" makes it exact. Values that the
-user has set are kept."""
+import psutil
 
 
 def use_interface_of(address: str) -> None:
-    """Makes torch.distributed use the interface with an address, if there is one. Call it before the first process
-    group is created."""
+    """Makes torch.distributed use the interface with an address, if there is one, unless the user has set another. Call
+    it before the first process group is created."""
     if (name := interface_of(address)) is not None:
-        for variable, form in VARIABLES.items():
-            os.environ.setdefault(variable, form.format(name))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # a plain name would be a prefix
 
 
 def interface_of(address: str) -> str | None:
     """Returns the name of the interface with an address, or None if there is none."""
-    import psutil
-
     families = (socket.AF_INET, socket.AF_INET6)
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.family in families and entry.address.partition("%")[0] == address for entry in entries):

@@ -40,9 +40,6 @@ GPU: a process that has initialized CUDA must not be forked, and the compiler ma
 ROOT_CAUSE_DELAY_S = 5.0
 """Seconds to wait for the root cause once a worker has reported a lost neighbour."""
 
-UNKNOWN = 255
-"""multiprocessing's exit code for a process whose exit code is not known."""
-
 SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps Python from searching the current folder for modules."""
 
@@ -102,15 +99,22 @@ def run_processes(
             results.close()
 
 
-def run_alone(
-    target: Callable[..., Any], rank: int, *args: Any, should_stop: Callable[[], bool], preload: Sequence[str] = ()
+def run_worker_alone(
+    rank: int,
+    address: str,
+    prefix: str,
+    attempt: Attempt,
+    device: int | None,
+    node: str,
+    should_stop: Callable[[], bool],
+    preload: Sequence[str] = (),
 ) -> SuiteError | None:
-    """Runs ``target(rank, *args)``, the worker of a rank whose job has others elsewhere, in a fresh process, without a
-    deadline; returns how it failed."""
+    """Runs the worker of a rank whose job has others elsewhere in a fresh process, without a deadline; returns how it
+    failed. The workers meet in the store at ``address``, "host port", with keys of their attempt's own ``prefix``: keys
+    of earlier attempts are not found."""
+    worker = rank, address, prefix, attempt, device, node
     try:
-        run_processes(
-            _call_alone, 1, target, rank, *args, deadline_s=math.inf, should_stop=should_stop, preload=preload
-        )
+        run_processes(_run_worker_at, 1, *worker, deadline_s=math.inf, should_stop=should_stop, preload=preload)
     except WorkerDiedError as error:
         return WorkerDiedError(rank, error.how)
     except ForkserverError as error:
@@ -122,8 +126,16 @@ def run_alone(
     return None
 
 
-def _call_alone(_: int, __: int, ___: str, target: Callable[..., Any], *args: Any) -> None:
-    target(*args)
+def _run_worker_at(
+    _: int, __: int, ___: str, rank: int, address: str, prefix: str, attempt: Attempt, device: int | None, node: str
+) -> None:
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    if attempt.working_dir is not None and attempt.working_dir.is_dir():  # other machines may not have it
+        os.chdir(attempt.working_dir)
+    host, port = address.split()
+    store = PrefixStore(prefix, TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
+    run_worker(rank, attempt.workers, store, attempt, device, node)
 
 
 def modules_to_preload() -> list[str]:
@@ -172,7 +184,7 @@ def _collect(processes: list[BaseProcess], results: Any, until: float, should_st
             reported = values.keys() | collateral.keys()
             dead = [rank for rank, p in enumerate(processes) if p.exitcode is not None and rank not in reported]
             if dead and results.empty():
-                if processes[dead[0]].exitcode == UNKNOWN:
+                if processes[dead[0]].exitcode == 255:  # multiprocessing's, where it is not known
                     _check_forkserver()
                 how = f"its process {_describe_end(processes[dead[0]].exitcode or 0)}"
                 raise WorkerDiedError(dead[0], how) from None
@@ -282,14 +294,3 @@ def run_worker(
     init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=plan.timeout_s)
     train_stage(experiment, plan, attempt, rank, node)
     dist.destroy_process_group()
-
-
-def run_worker_at(
-    rank: int, world: int, address: str, prefix: str, attempt: Attempt, device: int | None, node: str
-) -> None:
-    """Runs one worker of a job that meets in the store at ``host port``, with keys of its attempt's own prefix."""
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-
-    host, port = address.split()
-    store = PrefixStore(prefix, TCPStore(host, int(port), timeout=timedelta(seconds=STORE_S)))
-    run_worker(rank, world, store, attempt, device, node)

@@ -14,9 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
+import ray.train
+from ray.train.torch import get_device
 
 from launch.backends.network_interface import rendezvous_store, use_interface_of
-from launch.backends.processes import run_alone, run_worker_at
+from launch.backends.processes import run_worker_alone
 from launch.backends.ray_dispatcher import Report
 from launch.ray_nodes import own_node
 from launch.storage_sync.folder_delta import FolderDelta
@@ -34,12 +36,13 @@ LAST_S = 10.0
 
 def serve(config: dict[str, Any]) -> None:
     """Runs an agent until the dispatcher has no further attempt."""
-    import ray.train  # not in the workers, which import this module too
-
-    use_interface_of(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+    host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    use_interface_of(host)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # the interface that the host name resolves to, instead of loopback
     dispatcher, rank = config["dispatcher"], ray.train.get_context().get_world_rank()
-    store = _open_store(dispatcher) if rank == 0 else None
+    if rank == 0:  # the workers of all attempts meet in a store that this agent keeps, so that its port stays the same
+        store = rendezvous_store(host)
+        ray.get(dispatcher.set_store.remote(f"{host} {store.port}"))
     files, sender, number = config["folders"].get(rank), None, 0
     while (following := ray.get(dispatcher.next_attempt.remote(number))) is not None:
         attempt, address = following
@@ -51,7 +54,6 @@ def serve(config: dict[str, Any]) -> None:
         ray.get(dispatcher.report.remote(rank, number, report))
     if sender is not None:
         sender.send(last=True)  # files of workers on this node that ended later
-    del store
 
 
 class Sender:
@@ -87,38 +89,14 @@ class Sender:
         return kind not in self._sending or bool(ray.wait([self._sending[kind]], timeout=0)[0])
 
 
-def _open_store(dispatcher: Any) -> Any:
-    """Opens the rendezvous store for the workers of all attempts. The agent keeps it, so its port stays the same."""
-    host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    store = rendezvous_store(host)
-    ray.get(dispatcher.set_store.remote(f"{host} {store.port}"))
-    return store
-
-
 def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str, sender: Sender) -> Report:
     """Runs the worker of a rank in a new process, until it ends or the attempt is over; returns how it ended."""
     over = dispatcher.over.remote(attempt.number)
-    device = _device() if attempt.use_gpu else None
+    device = int(get_device().index) if attempt.use_gpu else None  # among the GPUs that this process sees
 
     def is_over() -> bool:
         sender.send()
         return bool(ray.wait([over], timeout=0)[0])
 
-    return run_alone(
-        _work, rank, address, attempt, device, own_node(), sender.heartbeats, should_stop=is_over, preload=PRELOAD
-    )
-
-
-def _device() -> int:
-    """Returns the index of this agent's GPU among those that the process sees."""
-    from ray.train.torch import get_device
-
-    return int(get_device().index)
-
-
-def _work(rank: int, address: str, attempt: Attempt, device: int | None, node: str, heartbeats: Path) -> None:
-    if attempt.working_dir is not None and attempt.working_dir.is_dir():  # other machines may not have it
-        os.chdir(attempt.working_dir)
-    # a prefix per attempt, so that keys of earlier attempts are not found
-    prefix, own = str(attempt.number), replace(attempt, heartbeats=heartbeats)
-    run_worker_at(rank, attempt.workers, address, prefix, own, device, node)
+    own = replace(attempt, heartbeats=sender.heartbeats)
+    return run_worker_alone(rank, address, str(attempt.number), own, device, own_node(), is_over, PRELOAD)

@@ -6,8 +6,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ray
+
 from experiments.base.experiment import Experiment
-from launch.backends.ray_connection import END_S, POLL_S
+from launch.backends.ray_connection import END_S, POLL_S, START_DEADLINE
 from launch.backends.ray_dispatcher import Dispatcher, Report
 from launch.ray_nodes import own_node, start_on
 from launch.storage_sync.folder_delta import FolderDelta
@@ -16,13 +18,8 @@ from launch.worker.attempt import Attempt, threads_of
 from suite.errors import WorkerError
 from suite.log import Log
 
-START_DEADLINE = 180
-"""Seconds for all agents to be placed and started."""
-
 
 class Agents:
-    """The running agents of some devices."""
-
     def __init__(
         self,
         attempt: Attempt,
@@ -65,16 +62,12 @@ class Agents:
 
     def begin(self, attempt: Attempt, watchdog: Watchdog) -> None:
         """Starts an attempt; its number must be greater than the previous one's. ``watchdog`` gets the heartbeats."""
-        import ray
-
         self._watchdog = watchdog
         ray.get(self._dispatcher.begin.remote(attempt), timeout=START_DEADLINE)
 
     def reports(self) -> dict[int, Report]:
         """Waits POLL_S, gives the watchdog the new heartbeats, and returns the reports of the workers that have ended,
         by rank. Raises the error that ended the agents, if any."""
-        import ray
-
         if self._ended.wait(POLL_S):
             raise self._failure or WorkerError("the Ray Train agents ended before their workers")
         assert self._watchdog is not None
@@ -90,8 +83,6 @@ class Agents:
 
     def stop(self) -> bool:
         """Ends all workers; returns whether all agents confirm it in time, and are ready for another attempt."""
-        import ray
-
         ray.get(self._dispatcher.stop.remote(), timeout=END_S)
         polls = int(END_S / POLL_S)
         return any(len(self.reports()) == self.workers for _ in range(polls))
@@ -152,8 +143,6 @@ def _backend_config() -> Any:
         """NCCL copies directly between GPUs only if a process sees both."""
 
     class AgentConfig(BackendConfig):
-        @property
-        def backend_cls(self) -> Any:
-            return VisibleGpus
+        backend_cls = VisibleGpus
 
     return AgentConfig()

@@ -35,18 +35,15 @@ MEASURING_S = 300.0
 class RayBackend(Backend):
     """This machine; its workers are started by a local Ray that belongs to the run."""
 
-    def __init__(self) -> None:
-        self._connection = Connection()
-
     def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
+        return RayTrainLauncher(Connection(attempt.workers), attempt, planned, run_logger(attempt.run.messages))
 
 
-class RayClusterBackend(RayBackend):
+class RayClusterBackend(Backend):
     """The cluster of RAY_ADDRESS. Its devices are its GPUs if it has any, otherwise its CPUs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._connection = Connection()
         self._devices: dict[str, Cluster] = {}
         """Devices of each node, by node id."""
 
@@ -76,6 +73,9 @@ class RayClusterBackend(RayBackend):
             has_bf16=all(devices.has_bf16 for devices in of_nodes),
         )
 
+    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
+        return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
+
     def close(self) -> None:
         self._connection.close()
 
@@ -83,28 +83,22 @@ class RayClusterBackend(RayBackend):
         self, task: Callable[[], Result], cluster: Cluster, devices: int, log: Log, data: Path | None = None
     ) -> Result:
         """On the node with the most free devices, in at most MEASURING_S."""
-        kind = cluster.kind.upper()
-        node = self._wait_for_free_node(kind, devices, log)
+
+        def find() -> Node:
+            node = max(self._connection.nodes(cluster.kind.upper()), key=lambda node: node.free, default=None)
+            if node is not None and node.free >= devices:
+                return node
+            available = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
+            raise BusyError(f"measuring needs {devices} devices on one node, and {available}")
+
+        node = wait_for_devices(find, MEASURING_S, log, "; try again when devices are free")
         if data is not None:
             send_folder(data, [node])
-        needed: dict[str, Any] = {f"num_{kind.lower()}s": devices}
+        needed: dict[str, Any] = {f"num_{cluster.kind}s": devices}
         late = f"no result in {MEASURING_S:g} s: it hangs, or its devices have just become busy"
         found = run_on_all([node], _call, task, limit_s=MEASURING_S, fault=_no_answer, late=late, **needed)
         result: Result = found[node]
         return result
-
-    def _wait_for_free_node(self, kind: str, workers: int, log: Log) -> Node:
-        """Waits until a node has ``workers`` free devices; returns the node with the most. Raises BusyError if none has
-        enough in time."""
-
-        def find() -> Node:
-            node = max(self._connection.nodes(kind), key=lambda node: node.free, default=None)
-            if node is not None and node.free >= workers:
-                return node
-            available = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
-            raise BusyError(f"measuring needs {workers} devices on one node, and {available}")
-
-        return wait_for_devices(find, MEASURING_S, log, "; try again when devices are free")
 
 
 def _node_devices(kind: str) -> Cluster:

@@ -11,6 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, TypeVar
 
+import ray
+from ray._private.state import actors, available_resources_per_node
+from ray.exceptions import RayError
+
 from launch.backends.ray_init import init, join, shutdown
 from launch.ray_nodes import alive_nodes
 from launch.worker.cgroups import cpu_limit
@@ -22,6 +26,9 @@ ANSWER_S = 2.0
 
 POLL_S = 0.25
 """Seconds between two looks at what a run waits for."""
+
+START_DEADLINE = 180
+"""Seconds for all agents to be placed and started."""
 
 END_S = 15.0
 """Seconds for Ray to notice that a worker was ended."""
@@ -35,18 +42,13 @@ def address() -> str | None:
 class Connection:
     """Connects on first use, and again after ``close``."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1) -> None:
+        """A local Ray gets room for so many workers, even if they must share cores."""
         self.connected = False
-        """Whether Ray is connected."""
-        self._workers = 1
-        """The largest number of workers requested so far; a local Ray is started for that many."""
+        self._workers = workers
 
-    def open(self, workers: int = 1) -> None:
-        """Connects. A local Ray gets room for ``workers``, even if they must share cores.
-
-        Raises PlacementError when nothing answers at RAY_ADDRESS, or this Ray cannot join the cluster.
-        """
-        self._workers = max(self._workers, workers)
+    def open(self) -> None:
+        """Connects. Raises PlacementError when nothing answers at RAY_ADDRESS, or this Ray cannot join the cluster."""
         if self.connected:
             return
         if (requested := address()) is not None:
@@ -72,25 +74,23 @@ class Connection:
     def nodes_and_silent(self, kind: str) -> tuple[list[Node], list[Node]]:
         """Returns the nodes with devices of a kind that answer, and those that do not answer but that Ray still counts
         as alive. Ray needs up to half a minute to notice a lost machine."""
-        from ray._private.state import available_resources_per_node
-
         self.open()
         free = available_resources_per_node()  # type: ignore[no-untyped-call]
         counted = [node for node in alive_nodes() if int(node["Resources"].get(kind, 0))]
-        answering_nodes: list[Node] = []
-        silent_nodes: list[Node] = []
-        for node, answers in zip(counted, _answers(counted), strict=True):
-            total_count, free_count = (
-                int(resources.get(kind, 0)) for resources in (node["Resources"], free.get(node["NodeID"], {}))
+        nodes = [
+            Node(
+                node["NodeID"],
+                f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
+                int(free.get(node["NodeID"], {}).get(kind, 0)),
+                int(node["Resources"][kind]),
             )
-            nodes = answering_nodes if answers else silent_nodes
-            nodes.append(Node(node["NodeID"], _name(node), free_count, total_count))
-        return answering_nodes, silent_nodes
+            for node in counted
+        ]
+        answers = dict(zip(nodes, _answers(counted), strict=True))
+        return [node for node in nodes if answers[node]], [node for node in nodes if not answers[node]]
 
     def name(self) -> str:
         """Returns the cluster's own address (GCS), which does not depend on how it was reached."""
-        import ray
-
         self.open()
         return str(ray.get_runtime_context().gcs_address)
 
@@ -103,19 +103,11 @@ class Connection:
     def end_controller(self) -> None:
         """Kills this driver's Ray Train controller, which runs on the driver's machine. Threads that wait for it
         return."""
-        import ray
-        from ray._private.state import actors
-
         job = ray.get_runtime_context().get_job_id()
         for actor in actors(actor_state_name="ALIVE").values():
             if actor["JobID"] == job and actor["ActorClassName"] == "TrainController":
                 with suppress(ProcessLookupError):
                     os.kill(actor["Pid"], signal.SIGKILL)
-
-
-def _name(node: dict[str, Any]) -> str:
-    """Returns a node's name for messages: host name and address."""
-    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def _answers(nodes: Sequence[dict[str, Any]]) -> list[bool]:
@@ -155,8 +147,6 @@ def wait_for_devices(find: Callable[[], Found], timeout_s: float, log: Callable[
 @contextmanager
 def answering(what: str) -> Iterator[None]:
     """A context that converts the errors of a cluster that does not answer to WorkerError."""
-    from ray.exceptions import RayError
-
     try:
         yield
     except (RayError, ConnectionError, TimeoutError) as error:

@@ -8,6 +8,11 @@ import signal
 import socket
 from typing import Any
 
+import ray
+import ray._private.state
+import ray._private.utils
+from ray.exceptions import AuthenticationError
+
 from suite.errors import PlacementError
 
 CONNECT_TIMEOUT_S = 5.0
@@ -21,8 +26,6 @@ def join(address: str, alternative: str) -> None:
     the user can do, is part of the message.
     """
     _check_reachable(address, alternative)
-    from ray.exceptions import AuthenticationError
-
     try:
         init(address=address)
     except AuthenticationError:
@@ -40,13 +43,8 @@ def join(address: str, alternative: str) -> None:
 
 def init(**arguments: Any) -> None:
     """Starts or joins Ray without output; keeps this process's SIGTERM handler."""
-    import ray
-    import ray._private.utils
-
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault(
-        "RAY_ENABLE_AUTO_CONNECT", "0"
-    )  # a call after shutdown fails, instead of starting another Ray
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after shutdown fails, and starts no other Ray
     # avoids Ray's warning about the devices that a worker without a GPU will see; our workers get their device from us
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray._private.utils.set_sigterm_handler = lambda handler: None  # Ray's handler exits silently
@@ -63,9 +61,6 @@ def shutdown() -> None:
     Ray's C++ part removes the SIGTERM handler when it shuts down. Ray then needs a second or more to end its local
     processes, in which a SIGTERM would end this process silently. So the handler is restored in between.
     """
-    import ray
-    import ray._private.state
-
     on_terminate, disconnect = signal.getsignal(signal.SIGTERM), ray._private.state.state.disconnect
 
     def restore_and_disconnect() -> None:

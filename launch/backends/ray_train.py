@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
 from experiments.base.experiment import Experiment
 from launch.backends.ray_agents import Agents
@@ -16,7 +15,6 @@ from launch.storage_sync.folder_delta import MARKER
 from launch.storage_sync.unshared_nodes import prepare_nodes
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
-from launch.worker.heartbeat import Heartbeat
 from suite.errors import (
     BusyError,
     NeighbourLostError,
@@ -61,9 +59,7 @@ class RayTrainLauncher:
         os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             if self._agents is not None and self._agents.send_files:  # the run ends early: its last lines say why
                 self._agents.end()
@@ -75,7 +71,7 @@ class RayTrainLauncher:
         """Runs one attempt. Raises the first SuiteError of a worker, WorkerDiedError if a worker died, PlacementError
         if the cluster does not answer or is too small, WorkerError otherwise."""
         try:
-            self._connection.open(len(watchdog.coords))
+            self._connection.open()
             self._device_timeout_s = experiment.train.device_timeout_s
             for _ in range(MOST_LOSSES):
                 if self._has_run(attempt, experiment, watchdog):
@@ -183,13 +179,14 @@ class RayTrainLauncher:
         Ray needs up to half a minute to notice a machine without power. A machine cut off from the others may still
         reach this one; then all workers wait for one another, and the one that waits longest may be on another node.
         """
-        cause, lost_rank = root_cause(error), None
+        cause, lost_rank, heartbeats = root_cause(error), None, watchdog.heartbeats
         verdict = watchdog.verdict
         if self._connection.connected and (verdict is not None or isinstance(cause, WorkerDiedError | StallError)):
             died = cause.rank if isinstance(cause, WorkerDiedError) else 0
-            lost_rank = self._rank_on_lost_node(
-                watchdog.heartbeats, verdict.coord.rank if verdict is not None else died
-            )
+            likely = verdict.coord.rank if verdict is not None else died
+            lost = self._connection.lost_nodes({heartbeat.node for heartbeat in heartbeats.values()} - {""})
+            on_lost_nodes = [rank for rank, heartbeat in heartbeats.items() if heartbeat.node in lost]
+            lost_rank = min(on_lost_nodes, key=lambda rank: (rank != likely, rank), default=None)
         if lost_rank is not None or not self._stop_workers():
             self._close()
         return cause if lost_rank is None else WorkerDiedError(lost_rank, "its node is lost", "node")
@@ -202,12 +199,6 @@ class RayTrainLauncher:
             return self._agents.stop()
         except Exception:  # of many types: raised by Ray, or the error that ended the agents
             return not self._agents.alive
-
-    def _rank_on_lost_node(self, heartbeats: Mapping[int, Heartbeat], preferred: int = 0) -> int | None:
-        """Returns a rank whose node is lost, ``preferred`` if it is one of them; None if all nodes answer."""
-        lost = self._connection.lost_nodes({heartbeat.node for heartbeat in heartbeats.values()} - {""})
-        ranks = sorted(heartbeats, key=lambda rank: (rank != preferred, rank))
-        return next((rank for rank in ranks if heartbeats[rank].node in lost), None)
 
 
 def _wait_for_workers(agents: Agents, watchdog: Watchdog) -> None:

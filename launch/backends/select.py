@@ -6,6 +6,7 @@ import os
 import tempfile
 
 from launch.backends.backend import Backend
+from launch.backends.processes import SOCKET
 from suite.paths import check_socket_folder
 
 RAY_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
@@ -16,8 +17,6 @@ def select_backend(launcher: str) -> Backend:
     """Returns the backend for the launcher ``ray``, ``local`` or ``env``. Raises SettingError if the folder of
     temporary files has too long a path for a local Ray."""
     if launcher == "local":
-        from launch.backends.processes import SOCKET
-
         check_socket_folder(tempfile.gettempdir(), SOCKET)  # before a plan
         return Backend()
     if launcher == "env":

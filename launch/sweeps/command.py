@@ -24,7 +24,6 @@ from experiments.scaling.scale_choice import find_shortage, fit_to_cluster
 from experiments.sweeps.members.base import Member, Sweep, folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
-from launch.backends.ray_connection import Connection, address, answering
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
 from launch.sweeps.devices import cluster_devices
@@ -124,8 +123,9 @@ def _device_pool(
             check_needs(pending, machine.devices, f"this machine has {machine.devices} GPUs")
         yield lambda: (machine.devices, machine.devices), {}
         return
-    with closing(Connection()) as connection:
-        connection.open(max(member_state.devices for member_state in pending))
+    from launch.backends.ray_connection import Connection, address, answering
+
+    with closing(Connection(max(member_state.devices for member_state in pending))) as connection:
         devices = cluster_devices(connection)
         check_needs(pending, devices.total, f"the Ray cluster has {devices}")
 

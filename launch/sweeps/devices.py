@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from launch.backends.ray_connection import Connection
+if TYPE_CHECKING:  # a sweep of plain processes does without Ray
+    from launch.backends.ray_connection import Connection
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from experiments.registry import read_experiment
 from experiments.sweeps.members.base import Scoring, read_record
 from experiments.sweeps.report.results import scored_step
 from experiments.translation.experiment import TranslationExperiment
-from launch.backends.ray_agents import START_DEADLINE
-from launch.backends.ray_connection import Connection
 from launch.inference.score import score_run
 from launch.runs.store import RUNS, RunFolder
 from launch.sweeps.devices import cluster_devices
@@ -83,8 +81,9 @@ def score_on_ray(spec: MemberSpec) -> None:
     """
     import ray
 
+    from launch.backends.ray_connection import START_DEADLINE, Connection
+
     with closing(Connection()) as connection:
-        connection.open(1)
         devices = cluster_devices(connection)
         kind = devices.kind
         if not devices.free:

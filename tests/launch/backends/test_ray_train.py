@@ -37,7 +37,7 @@ def session(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_train, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes = [Node("1", "a", 2, 2)]
     connection = SimpleNamespace(
-        open=lambda workers: None,
+        open=bool,
         connected=False,
         nodes=lambda kind: nodes,
         nodes_and_silent=lambda kind: (nodes, []),
