@@ -13,7 +13,7 @@ preemption   a machine was preempted                                           y
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from launch.runs.store import RunFolder
@@ -28,6 +28,7 @@ from suite.errors import (
     WorkerDiedError,
     WorkerError,
 )
+from suite.pipeline.model.topology import RankCoord
 
 Kind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
 
@@ -58,12 +59,12 @@ class Cause:
             return False
         if self.kind == "start":
             return other.kind == "start" and self.message == other.message
-        a, b = ((c.kind, c.error_type, c.replica, c.stage, c.step, _action_key(c)) for c in (self, other))
-        return a == b
 
+        def place(cause: Cause) -> tuple[object, ...]:
+            action = cause.action[:1] if cause.kind == "program" and cause.action else cause.action
+            return cause.kind, cause.error_type, cause.replica, cause.stage, cause.step, action
 
-def _action_key(cause: Cause) -> str | None:
-    return cause.action[:1] if cause.kind == "program" and cause.action else cause.action
+        return place(self) == place(other)
 
 
 def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:
@@ -72,10 +73,9 @@ def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:
     verdict = watchdog.verdict
     lost = isinstance(error, WorkerDiedError) and error.kind in LOST_WORKER
     if verdict is not None and not lost and not isinstance(error, ProgramError):
-        coord, heartbeat = verdict.coord, verdict.heartbeat
-        log = str(run.log(coord.replica, coord.stage))
+        log = str(run.log(verdict.coord.replica, verdict.coord.stage))
         message = f"{verdict.message}; its log is {log}\n{watchdog.stall_report()}"
-        return _with_heartbeat(Cause("stall", message, "", coord.replica, coord.stage, log=log), heartbeat)
+        return _last_seen(verdict.coord, verdict.heartbeat, log, "stall", message)
     if isinstance(error, ProgramError):
         at = error.where
         heartbeat = watchdog.heartbeats.get(watchdog.coords[0].rank_of(at.replica, at.stage))
@@ -100,21 +100,17 @@ def _death(error: WorkerDiedError, run: RunFolder, watchdog: Watchdog) -> Cause:
     host = f" on {heartbeat.host}" if heartbeat else ""
     seen = f", last seen at {heartbeat.at}" if heartbeat else " before its first heartbeat"
     message = f"{coord}{host}: {error.how}{seen}; its log is {log}"
-    return _with_heartbeat(Cause(error.kind, message, error.how, coord.replica, coord.stage, log=log), heartbeat)
+    return _last_seen(coord, heartbeat, log, error.kind, message, error.how)
 
 
-def _with_heartbeat(cause: Cause, heartbeat: Heartbeat | None) -> Cause:
+def _last_seen(
+    coord: RankCoord, heartbeat: Heartbeat | None, log: str, kind: Kind, message: str, error_type: str = ""
+) -> Cause:
     """Returns the cause with the place where its worker was last seen."""
     if heartbeat is None:
-        return cause
-    return replace(
-        cause,
-        step=heartbeat.step,
-        action=heartbeat.action,
-        layer=heartbeat.layer,
-        host=heartbeat.host,
-        node=heartbeat.node,
-    )
+        return Cause(kind, message, error_type, coord.replica, coord.stage, log=log)
+    place = heartbeat.step, heartbeat.action, heartbeat.layer, heartbeat.host, heartbeat.node
+    return Cause(kind, message, error_type, coord.replica, coord.stage, *place, log)
 
 
 def reason_to_stop(causes: Sequence[Cause], since_checkpoint: int, max_restarts: int) -> str | None:

@@ -21,14 +21,12 @@ from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
-from suite.errors import PlacementError, SuiteError, WorkerError, first_line
+from suite.errors import PlacementError, SuiteError, WorkerError, typed_line
 from suite.log import Log
 from suite.pipeline.runtime.fault_injection import parse_faults, read_fault_plan
 
 
 class Launcher(Protocol):
-    """Starts workers."""
-
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt's workers to the end; ends all of them if one fails or the watchdog has a verdict.
 
@@ -104,8 +102,10 @@ class Supervisor:
         except Exception as error:
             if interrupts.was_interrupted():  # the error is a consequence of the interrupt
                 raise KeyboardInterrupt from error
+            if not isinstance(error, SuiteError):
+                error = WorkerError(f"the workers could not be started: {typed_line(error)}")
             # the traceback would keep this attempt's processes and pipes alive; the workers' logs have their own
-            outcome, failure = "failed", _as_suite_error(error).with_traceback(None)
+            outcome, failure = "failed", error.with_traceback(None)
             failure.__context__ = failure.__cause__ = None
             self._failed_at = time.monotonic()
         finally:
@@ -173,10 +173,3 @@ class Supervisor:
 
 def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
-
-
-def _as_suite_error(error: Exception) -> SuiteError:
-    if isinstance(error, SuiteError):
-        return error
-    first = first_line(error)
-    return WorkerError(f"the workers could not be started: {type(error).__name__}: {first}")

@@ -71,7 +71,8 @@ class StallDetector:
                 self._numbers[coord.rank], self._silence_s[coord.rank] = heartbeat.number, 0.0
             else:
                 self._silence_s[coord.rank] += elapsed_s
-        working = [coord for coord in self._coords if not _ended(heartbeats.get(coord.rank))]
+        ended = {rank for rank, heartbeat in heartbeats.items() if heartbeat.action in ENDED}
+        working = [coord for coord in self._coords if coord.rank not in ended]
         if not working:
             return self._find_unended(heartbeats)
         return self._find_silent(working, heartbeats) or self._find_stuck(working, heartbeats)
@@ -123,10 +124,6 @@ class StallDetector:
             )
             return Verdict(coord, heartbeat, message, f"waits {waits}")
         return None
-
-
-def _ended(heartbeat: Heartbeat | None) -> bool:
-    return heartbeat is not None and heartbeat.action in ENDED
 
 
 class Watchdog:
@@ -204,22 +201,18 @@ class Watchdog:
     @property
     def first_step(self) -> int | None:
         """The attempt's first step; None until a worker has reported it."""
-        return max(
-            (heartbeat.first_step for heartbeat in self.heartbeats.values() if heartbeat.first_step is not None),
-            default=None,
-        )
+        steps = [heartbeat.first_step for heartbeat in self.heartbeats.values() if heartbeat.first_step is not None]
+        return max(steps, default=None)
 
     @property
     def last_step(self) -> int | None:
         """The last step that a worker has reported as done."""
-        return max(
-            (
-                heartbeat.first_step + heartbeat.steps_done
-                for heartbeat in self.heartbeats.values()
-                if heartbeat.first_step is not None
-            ),
-            default=None,
-        )
+        steps = [
+            heartbeat.first_step + heartbeat.steps_done
+            for heartbeat in self.heartbeats.values()
+            if heartbeat.first_step is not None
+        ]
+        return max(steps, default=None)
 
     @property
     def should_stop(self) -> bool:

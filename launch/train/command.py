@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from operator import attrgetter
 from typing import Any
 
 from rich.console import Console
@@ -116,8 +117,8 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
 def _check_unchanged(before: Experiment, chosen: Experiment) -> None:
     """Raises SettingError when a setting differs that the training so far depends on."""
     paths = [*before.unchangeable, "optimizer.name", "train.checkpoint_dir", "train.seed", "train.init_from"]
-    values = [[_value(experiment, path) for path in paths] for experiment in (before, chosen)]
-    changed = [path for path, old, new in zip(paths, *values, strict=True) if old != new]
+    values = attrgetter(*paths)
+    changed = [path for path, old, new in zip(paths, values(before), values(chosen), strict=True) if old != new]
     if "optimizer.name" not in changed and chosen.optimizer.state_names != before.optimizer.state_names:
         changed.append("optimizer.beta1 to or from 0, which adds or drops the momentum")
     if changed:
@@ -129,12 +130,6 @@ def _check_profile(before: Experiment, chosen: Experiment, start: int) -> None:
     asked = chosen.train.profile_steps
     if asked not in (None, before.train.profile_steps) and profiled_steps(asked, chosen.train.steps).start < start:
         raise SettingError(f"train.profile_steps is {asked}, and the run resumes after step {start}; give later steps")
-
-
-def _value(experiment: Experiment, path: str) -> Any:
-    section, _, field = path.partition(".")
-    value = getattr(experiment, section)
-    return getattr(value, field, None) if field else value
 
 
 def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experiment) -> Experiment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
@@ -24,19 +24,8 @@ from launch import interrupts
 from launch.backends.backend import Backend
 from launch.inference.held_out_samples import described, translate_held_out
 from launch.planning.layer_costs import MeasuredCosts
-from launch.runs.checkpoints import (
-    check_unused,
-    checkpoint_location,
-)
-from launch.runs.store import (
-    CACHE,
-    FOLDER_LINE,
-    RunFolder,
-    in_job,
-    resume_command,
-    run_lock,
-    sync_command,
-)
+from launch.runs.checkpoints import check_unused, checkpoint_location
+from launch.runs.store import CACHE, FOLDER_LINE, RunFolder, in_job, resume_command, run_lock, sync_command
 from launch.supervision.supervisor import Supervisor
 from launch.tracking.follower import Follower
 from launch.tracking.progress import log_when_long
@@ -48,7 +37,7 @@ from launch.train.summary import describe_best, describe_losses, describe_scores
 from launch.watching.report import update_page
 from launch.worker.attempt import Attempt, draft_of, run_logger, threads_of
 from launch.worker.run_plan import RunPlan
-from suite.errors import PlacementError, PlanError, first_line
+from suite.errors import PlacementError, PlanError, typed_line
 from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
 from suite.pipeline.planning.devices import GIB
@@ -56,10 +45,6 @@ from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.timeline import text
 from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
-
-
-def _data_of(chosen: Experiment) -> Path:
-    return chosen.data_folder(CACHE).resolve()
 
 
 @dataclass(frozen=True)
@@ -77,7 +62,7 @@ class Session:
     def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
         the settings allow, and the next ones. Raises PlanError when it does not fit."""
-        data = _data_of(chosen)
+        data = chosen.data_folder(CACHE).resolve()
         shapes: list[PlanReport] = []
         measured_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data, self.resumes)
         find_costs = estimated_costs if self.is_brief else measured_costs
@@ -103,7 +88,7 @@ class Session:
         )
         with run_lock(run.path), advice:
             self.console.print(f"{FOLDER_LINE}{run.path}")
-            current = CurrentRun(run, planned, self.plan, self.console.print, resumed, checkpoint_step)
+            current = CurrentRun(self, run, planned, resumed, checkpoint_step)
             try:
                 self._run_workers(current)
                 samples = described(translate_held_out(run, chosen, self.console)) if self.shows_samples else []
@@ -145,19 +130,13 @@ class CurrentRun:
     """A run as it is trained now. Lost devices may shrink it below the request."""
 
     def __init__(
-        self,
-        run: RunFolder,
-        planned: PlanReport,
-        make_plan: Callable[[Experiment], PlanReport],
-        log: Log,
-        resumed: bool,
-        checkpoint_step: int | None,
+        self, session: Session, run: RunFolder, planned: PlanReport, resumed: bool, checkpoint_step: int | None
     ) -> None:
-        self.run, self.planned, self.plan = run, planned, _run_plan(planned, log)
-        self._requested, self._make_plan, self._log = planned, make_plan, log
+        self._session, self._requested = session, planned
+        self.run, self.planned, self.plan = run, planned, _run_plan(planned, session.console.print)
         self.attempt = Attempt(
             run.path,
-            _data_of(planned.experiment),
+            planned.experiment.data_folder(CACHE).resolve(),
             _workers(planned.experiment),
             planned.cluster.kind == "gpu",
             resumed,
@@ -174,11 +153,11 @@ class CurrentRun:
         for experiment in shrunk_to(requested.experiment, devices):
             is_shrunk = experiment.pipeline != requested.experiment.pipeline
             try:
-                planned = self._make_plan(experiment) if is_shrunk else requested
+                planned = self._session.plan(experiment) if is_shrunk else requested
             except PlanError:
                 continue
             if experiment.pipeline != self.planned.experiment.pipeline:
-                self.planned, self.plan = planned, _run_plan(planned, self._log)
+                self.planned, self.plan = planned, _run_plan(planned, self._session.console.print)
                 self.attempt = replace(self.attempt, workers=_workers(experiment), shrunk=is_shrunk)
                 if is_shrunk:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
@@ -229,7 +208,7 @@ def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:
     try:
         return planned.step_flops()
     except Exception as error:  # layers of a user's own may need values, of which fake tensors have none
-        log(f"the run has no FLOP/s and no MFU, because counting failed: {type(error).__name__}: {first_line(error)}")
+        log(f"the run has no FLOP/s and no MFU, because counting failed: {typed_line(error)}")
         return None
 
 
