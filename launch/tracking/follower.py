@@ -21,8 +21,6 @@ from suite.training.jsonl import parsed
 from suite.training.metrics import STEP, STEP_S, is_step
 from suite.training.periodic import PeriodicThread
 
-PERIOD = 0.5
-
 _ABOUT_STEP = re.compile(r"[\d:]+ step \d+: ")
 
 
@@ -90,7 +88,7 @@ class Follower:
         self._validation_s = 0.0
         # from the end, because a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
-        self._thread = PeriodicThread(self._poll, PERIOD, "follow", log_error)
+        self._thread = PeriodicThread(self._poll, 0.5, "follow", log_error)
         self._view = Bar(console, marked=os.environ.get(FOLLOWED) == "1")
         self._began = time.monotonic()
         self._mean_step_s: float | None = None

@@ -76,13 +76,9 @@ def figures(
 def fitted(ranked: Sequence[Figure], width: int) -> str:
     """Returns as many figures as ``width`` columns hold, at least the first."""
     chosen = list(ranked)
-    while len(chosen) > 1 and len(_joined(chosen)) > width:
+    while len(line := _GAP.join(text for _, text in chosen)) > width and len(chosen) > 1:
         chosen.remove(max(chosen))
-    return _joined(chosen)
-
-
-def _joined(chosen: Sequence[Figure]) -> str:
-    return _GAP.join(text for _, text in chosen)
+    return line
 
 
 def _number(value: float | None, form: str) -> str:

@@ -65,9 +65,8 @@ def sync(name: str, console: Console) -> None:
 
 
 def unsynced_parts(run: RunFolder) -> list[Path]:
-    """Returns the parts of a run that were recorded offline and not uploaded, the oldest first."""
-    files = sorted(run.path.glob("wandb/offline-run-*/*.wandb"))
-    return [file.parent for file in files if not _is_synced(file.parent)]
+    """Returns the files of a run's parts that were recorded offline and not uploaded, the oldest first."""
+    return [part for part in sorted(run.path.glob("wandb/offline-run-*/*.wandb")) if not _is_synced(part)]
 
 
 def _is_synced(part: Path) -> bool:
@@ -80,7 +79,7 @@ def _is_synced(part: Path) -> bool:
         size = int(mark.read_text())
     except ValueError:
         return True
-    return size >= _file(part).stat().st_size
+    return size >= part.stat().st_size
 
 
 def _server() -> str:
@@ -113,11 +112,12 @@ def _upload(run: RunFolder, parts: list[Path]) -> tuple[str, str | None]:
     incomplete = 0
     for part in parts:
         log_size = run.wandb_log.stat().st_size if run.wandb_log.exists() else 0
-        size = _file(part).stat().st_size
-        _mark(part).unlink(missing_ok=True)
-        code = run_logged([sys.executable, "-m", "wandb", "sync", str(part)], run, UPLOAD_S, WANDB_SILENT="false")
-        if _mark(part).exists():
-            _mark(part).write_text(str(size))
+        size, mark = part.stat().st_size, _mark(part)
+        mark.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "wandb", "sync", str(part.parent)]
+        code = run_logged(command, run, UPLOAD_S, WANDB_SILENT="false")
+        if mark.exists():
+            mark.write_text(str(size))
             continue
         output = run.wandb_log.read_bytes()[log_size:].decode(errors="replace").splitlines()
         is_torn = any(message in line for line in output for message in TORN)
@@ -127,16 +127,11 @@ def _upload(run: RunFolder, parts: list[Path]) -> tuple[str, str | None]:
             if code is None:
                 reason = "the upload took too long"
             return "failed", f"{reason}; its log is {run.wandb_log}"
-        _mark(part).write_text(str(size))  # a second upload would duplicate its steps
+        mark.write_text(str(size))  # a second upload would duplicate its steps
         incomplete += 1
     note = f"; {incomplete} incomplete, because its writer was killed" if incomplete else ""
     return f"uploaded{note}", None
 
 
-def _file(part: Path) -> Path:
-    (file,) = part.glob("*.wandb")
-    return file
-
-
 def _mark(part: Path) -> Path:
-    return _file(part).with_suffix(".wandb.synced")
+    return part.with_suffix(".wandb.synced")

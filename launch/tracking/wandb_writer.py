@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,6 @@ def score_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-ADDED: dict[str, Callable[[RunFolder, Any], None]] = {"end": _add_end, "scores": _add_scores}
-
-
 def main(folder: str, what: str, mode: str) -> None:
     """Adds the results ``what``; exits with a message if that fails."""
     run = RunFolder(Path(folder))
@@ -85,7 +82,7 @@ def main(folder: str, what: str, mode: str) -> None:
     os.environ.setdefault("WANDB_DATA_DIR", str(run.path / "wandb" / "data"))
     try:
         wandb_run = open_run(run.path, mode, identity)
-        ADDED[what](run, wandb_run)
+        {"end": _add_end, "scores": _add_scores}[what](run, wandb_run)
         wandb_run.finish()
     except Exception as error:
         sys.exit(" ".join(str(error).split()) or type(error).__name__)

@@ -79,8 +79,8 @@ def test_a_run_without_offline_parts_has_nothing_to_upload(place, monkeypatch, c
 def test_parts_that_wandb_has_marked_are_not_uploaded_again(place):
     run = RunFolder(place / "runs" / "t12" / "1")
     first, second = wandb_sync.unsynced_parts(run)
-    assert first.name < second.name
-    (first / "run-t121.wandb.synced").touch()
+    assert first.parent.name < second.parent.name
+    (first.parent / "run-t121.wandb.synced").touch()
     assert wandb_sync.unsynced_parts(run) == [second]
 
 
@@ -88,8 +88,8 @@ def test_parts_that_wandb_has_marked_are_not_uploaded_again(place):
 def test_a_mark_without_a_size_means_uploaded(place, mark):
     run = RunFolder(place / "runs" / "t24" / "1")
     (part,) = wandb_sync.unsynced_parts(run)
-    (part / "run-t241.wandb").write_bytes(b"recorded")
-    (part / "run-t241.wandb.synced").write_bytes(mark)
+    part.write_bytes(b"recorded")
+    (part.parent / "run-t241.wandb.synced").write_bytes(mark)
     assert wandb_sync.unsynced_parts(run) == []
 
 
@@ -222,7 +222,7 @@ def test_a_part_that_has_grown_since_it_was_uploaded_is_uploaded_again(tmp_path,
     assert synced(tmp_path, **there)[0] == 0
     assert wandb_sync.unsynced_parts(RunFolder(run)) == []
     part.write_bytes(whole)
-    assert wandb_sync.unsynced_parts(RunFolder(run)) == [part.parent]
+    assert wandb_sync.unsynced_parts(RunFolder(run)) == [part]
     assert synced(tmp_path, **there)[0] == 0
     assert server.steps["one"][-30:] == list(range(1, 31))
     assert wandb_sync.unsynced_parts(RunFolder(run)) == []
