@@ -64,13 +64,12 @@ def update_page(run: RunFolder, console: Console, holds_lock: bool = False) -> N
         write_page(run, holds_lock)
     except RunFileError as error:
         console.print(f"the run's page could not be written: {error}")
-        return
     except SuiteError:  # no step was finished: the error that ended the run says more
-        return
+        pass
     except Exception as error:
         console.print(f"the run's page could not be written ({error}); the traceback is in {log_error(error)}")
-        return
-    console.print(f"report: {run.report}")
+    else:
+        console.print(f"report: {run.report}")
 
 
 def comparison(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> Page:
@@ -79,10 +78,9 @@ def comparison(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> Page:
     _check_same_task(runs)
     labels = short_labels([run.name for run in runs])
     differing = _differing(runs, labels)
-    same = "" if differing.rows else "All settings of these runs are equal."
     sections = [
         Section("Results", left_out, tables=[_results(runs, labels)]),
-        Section("Settings that differ", [same] if same else [], [] if same else [differing]),
+        Section("Settings that differ", [] if differing else ["All settings of these runs are equal."], differing),
         Section("Curves", pictures=overlays(runs, labels)),
         Section("Pages of the runs", links=[(run.name, f"{run.name}/report.html") for run in runs if _has_page(run)]),
     ]
@@ -106,7 +104,7 @@ def short_labels(names: Sequence[str]) -> list[str]:
 
 
 def _check_same_task(runs: Sequence[RunData]) -> None:
-    first, *others = [(run.name, f"{run.experiment.task} ({run.metric}, {run.unit})") for run in runs]
+    first, *others = [(run.name, f"{run.experiment.task} ({run.metric}, {run.experiment.unit})") for run in runs]
     for name, task in others:
         if task != first[1]:
             raise SettingError(
@@ -116,22 +114,22 @@ def _check_same_task(runs: Sequence[RunData]) -> None:
 
 
 def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
-    first = runs[0]
+    first, unit = runs[0], runs[0].experiment.unit
     rows: list[list[Value]] = []
     for run, label in zip(runs, labels, strict=True):
+        last = run.history.steps[-1]
         losses, valid = run.points(LOSS), run.valid_points(first.metric)
         scores = run.scores.get("macro", {}).get("bleu", {}).get("all")
+        best_step, best = run.best or (None, None)
         peak = run.record.get("peak_memory_bytes")
         rows.append([
-            label, run.state.name, run.steps[-1]["step"], int(run.steps[-1].get(units_done(run.unit), 0)),
-            losses[-1][1] if losses else None, valid[-1][1] if valid else None,
-            run.best[1] if run.best is not None else None, run.best[0] if run.best is not None else None,
-            median_of(run, STEP_S), median_of(run, units_per_s(run.unit)),
-            peak / GIB if peak else None, scores,
+            label, run.state.name, last["step"], int(last.get(units_done(unit), 0)),
+            losses[-1][1] if losses else None, valid[-1][1] if valid else None, best, best_step,
+            median_of(run, STEP_S), median_of(run, units_per_s(unit)), peak / GIB if peak else None, scores,
         ])  # fmt: skip
     headings = [
-        "run", "state", "steps", first.unit, "loss", f"validation {first.metric}", f"best {first.criterion}",
-        "at step", "step, s", f"{first.unit}/s", "memory, GiB", "BLEU",
+        "run", "state", "steps", unit, "loss", f"validation {first.metric}", f"best {first.experiment.criterion.name}",
+        "at step", "step, s", f"{unit}/s", "memory, GiB", "BLEU",
     ]  # fmt: skip
     known = [at for at in range(len(headings)) if any(row[at] is not None for row in rows)]
     return Table(
@@ -139,12 +137,12 @@ def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
         "",
         [headings[at] for at in known],
         [[row[at] for at in known] for row in rows],
-        [f"step, s and {first.unit}/s are medians without the first two steps."],
+        [f"step, s and {unit}/s are medians without the first two steps."],
     )
 
 
-def _differing(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
-    """Returns one row for each setting that is not equal in all runs."""
+def _differing(runs: Sequence[RunData], labels: Sequence[str]) -> list[Table]:
+    """Returns a table with one row for each setting that is not equal in all runs; none without such a setting."""
     values = [
         {"name": run.experiment.name, "scale": run.experiment.scale} | setting_rows.values(run.experiment)
         for run in runs
@@ -155,7 +153,7 @@ def _differing(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
         for name in names
         if len({each.get(name) for each in values}) > 1
     ]
-    return Table("settings", "", ("setting", *labels), rows, [])
+    return [Table("settings", "", ("setting", *labels), rows, [])] if rows else []
 
 
 def _has_page(run: RunData) -> bool:

@@ -48,14 +48,6 @@ class RunData:
         """The metrics of its steps and validations, of a long run of a part of them."""
         return read_history(self.run.metrics)
 
-    @property
-    def steps(self) -> list[dict[str, Any]]:
-        return self.history.steps
-
-    @property
-    def validations(self) -> list[dict[str, Any]]:
-        return self.history.validations
-
     @cached_property
     def last_step(self) -> dict[str, Any]:
         """The metrics of the last step, from the end of the file; empty before the first."""
@@ -65,7 +57,7 @@ class RunData:
     def record(self) -> dict[str, Any]:
         """Its results; empty while it trains."""
         record = read_json(self.run.record) or {}
-        return record if record.get("steps", 0) >= int(self.steps[-1][STEP]) else {}  # or it was resumed since
+        return record if record.get("steps", 0) >= int(self.history.steps[-1][STEP]) else {}  # or it was resumed since
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -78,43 +70,34 @@ class RunData:
         return read_json(self.run.scores) or {}
 
     @property
-    def unit(self) -> str:
-        """What a mini-batch counts: tokens, images."""
-        return self.experiment.unit
-
-    @property
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
-        return self.record.get("measure") or self.experiment.metric_of(self.steps[-1])
-
-    @property
-    def criterion(self) -> str:
-        """The name of what decides which validation is the best: nll, accuracy, loss."""
-        return self.experiment.criterion.name
+        return self.record.get("measure") or self.experiment.metric_of(self.history.steps[-1])
 
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
         another metric to take in place of the step."""
-        pairs = ((line.get(against), line.get(metric)) for line in self.steps)
+        pairs = ((line.get(against), line.get(metric)) for line in self.history.steps)
         return [(x, y) for x, y in pairs if isinstance(x, int | float) and isinstance(y, int | float)]
 
     def valid_points(self, name: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the validations, such as ``nll``; ``against`` is a metric of the steps
         to take in place of the step. The final one is the record's if there is no other."""
         metric = f"valid/{name}"
-        values = {int(line["step"]): line[metric] for line in self.validations if line.get(metric) is not None}
+        lines = self.history.validations
+        values = {int(line["step"]): line[metric] for line in lines if line.get(metric) is not None}
         final = self.record.get(f"valid_{name}")
         if final is not None:
             values.setdefault(int(self.record["steps"]), final)
-        at = {int(line["step"]): line.get(against) for line in self.steps}
+        at = {int(line["step"]): line.get(against) for line in self.history.steps}
         if against == STEP:
             return [(step, values[step]) for step in sorted(values)]
         return [(place, values[step]) for step in sorted(values) if (place := at.get(step)) is not None]
 
     @cached_property
     def best(self) -> tuple[int, float] | None:
-        """The step with the best validation, and the value of ``criterion`` there; None with fewer than two."""
-        points = {int(step): value for step, value in self.valid_points(self.criterion)}
+        """The step with the best validation, and the value of the criterion there; None with fewer than two."""
+        points = {int(step): value for step, value in self.valid_points(self.experiment.criterion.name)}
         if len(points) < 2:
             return None
         step = self.record.get("best_step") if self.record else self._best_step()
@@ -125,7 +108,7 @@ class RunData:
         if self.experiment.train.validate_every is None:
             return None
         criterion, best_step, best = self.experiment.criterion, None, None
-        for line in self.validations:
+        for line in self.history.validations:
             value = line.get(f"valid/{criterion.name}")
             if value is not None and criterion.improves(value, best):
                 best_step, best = int(line[STEP]), value
@@ -135,9 +118,8 @@ class RunData:
     def languages(self) -> list[str]:
         """Languages that validations list separately."""
         prefix = f"valid/{self.metric}/"
-        return sorted(
-            {name.removeprefix(prefix) for line in self.validations for name in line if name.startswith(prefix)}
-        )
+        names = {name for line in self.history.validations for name in line}
+        return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
 def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
@@ -148,7 +130,7 @@ def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
     """
     data = RunData(run, holds_lock)
     _ = data.experiment
-    if not data.steps:
+    if not data.history.steps:
         raise SettingError(
             f"run {run.name} has not finished a step, so there is nothing to report; its logs are in "
             f"{run.path / 'logs'}"

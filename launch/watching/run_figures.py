@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.report.figure import COLOURS, INK, new_figure, thinned
@@ -34,14 +34,14 @@ def _curves(run: RunData, name: str, training: Points, validation: Points) -> Pi
     if validation:
         line = {"marker": "o", "markersize": 4, "linewidth": 1.4, "color": COLOURS[0]}
         axis.plot(*zip(*validation, strict=True), label="validation", **line)
-    if run.best is not None and name == run.criterion:
+    if run.best is not None and name == run.experiment.criterion.name:
         star = {"marker": "*", "markersize": 13, "linestyle": "", "color": COLOURS[1]}
         axis.plot(*run.best, label=f"best, step {run.best[0]}", **star)
     baseline = run.record.get(f"baseline_{name}")
     if baseline is not None:
         axis.axhline(baseline, color=INK, linewidth=1, linestyle="--", label="baseline")
     axis.legend(frameon=False, fontsize=8)
-    what = f"loss per {run.unit.removesuffix('s')}" if name == "loss" else _in_words(name)
+    what = f"loss per {run.experiment.unit.removesuffix('s')}" if name == "loss" else _in_words(name)
     caption = f"{what[0].upper()}{what[1:]} of training" + (" and of held-out data." if validation else ".")
     return Picture("loss" if name == "loss" else "metric", figure, caption, wide=False)
 
@@ -57,7 +57,7 @@ def optimizer_pictures(run: RunData) -> list[Picture]:
 
 def speed_and_memory_pictures(run: RunData) -> list[Picture]:
     """Returns units per second, the utilization of the devices where it is known, and the memory of each worker."""
-    unit, mfu, hfu = run.unit, run.points(MFU), run.points(HFU)
+    unit, mfu, hfu = run.experiment.unit, run.points(MFU), run.points(HFU)
     caption = f"{unit.capitalize()} per second of each step."
     pictures = _one("throughput", run.points(units_per_s(unit)), f"{unit}/s", caption)
     if len(mfu) > 1:
@@ -101,19 +101,18 @@ def worker_name(stem: str, run: RunData) -> str:
 def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
     """Returns the curves of several runs over each other, by step and by units."""
     first = runs[0]
-    unit, metric = first.unit, first.metric
-    against, speed = units_done(unit), units_per_s(unit)
-    wanted: list[tuple[str, str, str, Callable[[RunData], Points]]] = [
-        ("loss", "step", "training loss", lambda run: run.points(LOSS)),
-        ("loss-units", unit, "training loss", lambda run: run.points(LOSS, against)),
-        ("valid", "step", f"validation: {_in_words(metric)}", lambda run: run.valid_points(metric)),
-        ("valid-units", unit, f"validation: {_in_words(metric)}", lambda run: run.valid_points(metric, against)),
-        ("grad-norm", "step", "gradient norm", lambda run: run.points(GRAD_NORM)),
-        ("throughput", "step", f"{unit}/s", lambda run: run.points(speed)),
+    unit, metric = first.experiment.unit, first.metric
+    against, valid = units_done(unit), f"validation: {_in_words(metric)}"
+    wanted = [
+        ("loss", "step", "training loss", [run.points(LOSS) for run in runs]),
+        ("loss-units", unit, "training loss", [run.points(LOSS, against) for run in runs]),
+        ("valid", "step", valid, [run.valid_points(metric) for run in runs]),
+        ("valid-units", unit, valid, [run.valid_points(metric, against) for run in runs]),
+        ("grad-norm", "step", "gradient norm", [run.points(GRAD_NORM) for run in runs]),
+        ("throughput", "step", f"{unit}/s", [run.points(units_per_s(unit)) for run in runs]),
     ]
     pictures = []
-    for name, xlabel, ylabel, points_of in wanted:
-        curves = [points_of(run) for run in runs]
+    for name, xlabel, ylabel, curves in wanted:
         if all(len(points) < 2 for points in curves):
             continue
         figure, axis = new_figure(xlabel, ylabel)

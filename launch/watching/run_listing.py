@@ -40,8 +40,7 @@ def print_runs(requested: str, console: Console) -> None:
     content that is not the suite's.
     """
     known = known_runs()
-    exact = requested and (requested in {Path(name).name for name in known} or run_at(requested))
-    if exact:
+    if requested and (requested in {Path(name).name for name in known} or run_at(requested)):
         run = find_run(requested)
         with unexpected_content(run):
             lines = list(described(RunData(run)))
@@ -120,8 +119,7 @@ def _commands(run: RunData) -> Iterator[str]:
 
 def _state_name(run: RunData) -> str:
     """Returns the name of its state; ``damaged`` with a damaged file, because a resume is then refused."""
-    name = run.state.name
-    return "damaged" if run.damage else name
+    return "damaged" if run.damage else run.state.name
 
 
 def _figures(run: RunData) -> tuple[str, str, str, str]:

@@ -63,18 +63,18 @@ def median_of(run: RunData, metric: str) -> float | None:
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
-    pipeline, last, unit = run.experiment.pipeline, run.steps[-1], run.unit
-    loss = run.points(LOSS)
+    pipeline, last, unit = run.experiment.pipeline, run.history.steps[-1], run.experiment.unit
+    loss, criterion = run.points(LOSS), run.experiment.criterion.name
     facts = [
         ("state", run.state.name),
         ("step", f"{last['step']:,} of {run.experiment.train.steps:,}"),
         ("loss", f"{loss[-1][1]:.4f}" if loss else "not finite"),
     ]
-    for name in dict.fromkeys((run.criterion, run.metric)):
+    for name in dict.fromkeys((criterion, run.metric)):
         if valid := run.valid_points(name):
             facts.append((f"validation {name}", f"{valid[-1][1]:.4f}"))
     if run.best is not None:
-        facts.append((f"best validation {run.criterion}", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
+        facts.append((f"best validation {criterion}", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
     speed, mfu = median_of(run, units_per_s(unit)), median_of(run, MFU)
     if speed is not None:
         facts.append((f"{unit}/s (median)", in_figures(speed)))
@@ -94,7 +94,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
     """Returns the numbers of the plan beside those of the run."""
-    plan, unit, pipeline = run.plan, run.unit, run.experiment.pipeline
+    plan, unit, pipeline = run.plan, run.experiment.unit, run.experiment.pipeline
     step_s = median_of(run, STEP_S)
     speed = median_of(run, units_per_s(unit))
     rows: list[list[Value]] = [
@@ -170,9 +170,10 @@ def _loss_section(run: RunData) -> Section:
     sentences = [f"The run {early}."] if isinstance(early, str) else []
     if not run.languages:
         return Section(title, sentences, pictures=pictures)
-    last = run.validations[-1]
+    validations = run.history.validations
+    last = validations[-1]
     best_step = run.best[0] if run.best is not None else last[STEP]
-    best = next((line for line in run.validations if line[STEP] == best_step), last)
+    best = next((line for line in validations if line[STEP] == best_step), last)
     names = {language: f"valid/{run.metric}/{language}" for language in run.languages}
     headings = ("language", f"best: step {best[STEP]}", f"last: step {last[STEP]}")
     rows: list[list[Value]] = [[language, best.get(name), last.get(name)] for language, name in names.items()]
@@ -191,10 +192,11 @@ def _attempt_section(run: RunData) -> Section:
     causes = []
     for attempt in run.state.attempts:
         fields, ended = attempt.fields, attempt.fields.get("ended")
+        began = time.strftime("%m-%d %H:%M:%S", time.localtime(fields["began"]))
         running = run.state.name == "training" and attempt is run.state.last
         outcome = attempt.outcome or ("running" if running else "killed with its supervisor")
         rows.append([
-            attempt.number, outcome, attempt.short_cause, _clock(fields["began"]),
+            attempt.number, outcome, attempt.short_cause, began,
             in_hours(ended - fields["began"]) if ended else "-", f"{fields['K']} x {fields['R']}",
             fields.get("start"), fields.get("reached"),
             in_seconds(fields["recovered_s"]) if "recovered_s" in fields else "-",
@@ -253,7 +255,3 @@ def _ratio(measured: float | None, planned: float | None) -> float | None:
 
 def _gib(count: float | None) -> float | None:
     return count / GIB if count else None
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%m-%d %H:%M:%S", time.localtime(seconds))

@@ -50,8 +50,9 @@ def watch(requested: str, console: Console) -> None:
         raise SettingError(f"run {run.name} does not train now: {describe_end(run, state)}")
     view = WatchView(run, read_experiment_file(run.experiment))
     with interrupts.interrupt_message(lambda: f"run {run.name} goes on"):
-        state = _follow_live(view, console) if console.is_terminal else _follow_lines(view, console)
-    console.print(f"run {run.name}: {describe_end(run, state)}")
+        follow = _follow_live if console.is_terminal else _follow_lines
+        follow(view, console)
+    console.print(f"run {run.name}: {describe_end(run, view.state)}")
 
 
 def describe_end(run: RunFolder, state: RunState) -> str:
@@ -149,7 +150,7 @@ class WatchView:
         return ScheduleConfig("fill_drain", (0,))
 
 
-def _follow_live(view: WatchView, console: Console) -> RunState:
+def _follow_live(view: WatchView, console: Console) -> None:
     """Shows the step line and the grid in place, and messages and validations above them."""
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         while not view.has_ended:
@@ -159,10 +160,9 @@ def _follow_live(view: WatchView, console: Console) -> RunState:
             live.update(Text(f"{view.step_line(console.width)}\n{view.grid()}", no_wrap=True, overflow="ellipsis"))
             time.sleep(PERIOD_S)
     console.print(view.step_line(console.width))
-    return view.state
 
 
-def _follow_lines(view: WatchView, console: Console) -> RunState:
+def _follow_lines(view: WatchView, console: Console) -> None:
     """Prints the lines of the run, and the grid now and then."""
     due_s = 0.0
     while not view.has_ended:
@@ -172,4 +172,3 @@ def _follow_lines(view: WatchView, console: Console) -> RunState:
             due_s = time.monotonic() + LINES_EVERY_S
             console.print(view.grid())
         time.sleep(PERIOD_S)
-    return view.state

@@ -42,7 +42,7 @@ def validation(step, nll, **languages):
 def test_validations_are_no_steps_and_the_best_one_is_marked(tmp_path):
     lines = [step(1), step(2), validation(2, 4.0), step(3, None), step(4), validation(4, 4.5)]
     run = read_run(folder(tmp_path, lines))
-    assert [line["step"] for line in run.steps] == [1, 2, 3, 4]
+    assert [line["step"] for line in run.history.steps] == [1, 2, 3, 4]
     assert [at for at, _ in run.points("train/loss")] == [1, 2, 4]  # step 3 was not finite
     assert run.valid_points("nll") == [(2, 4.0), (4, 4.5)]
     assert run.valid_points("nll", "train/tokens") == [(200.0, 4.0), (400.0, 4.5)]
