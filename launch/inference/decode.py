@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
-from launch.inference.methods import BeamSearch, DecodingMethod, Result
+from launch.inference.methods import DecodingMethod, Result
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder, resume_command
+from launch.tracking.follower import LogTail
 from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from suite.data.text.tokenizer import PAD_ID
-from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.errors import CheckpointError, SettingError
@@ -46,22 +47,6 @@ from suite.training.periodic import PeriodicThread
 
 POLL_S = 1.0
 """Seconds between two reads of the workers' progress."""
-
-
-@dataclass(frozen=True)
-class DecodeTask(Generic[Result]):
-    run: RunFolder
-    sources: Sequence[Sequence[int]]
-    """Token ids, special tokens included."""
-    method: DecodingMethod[Result]
-    stages: int
-    progress: Path
-    """A file with a line of JSON for each finished sentence: its number and its result."""
-    choice: Choice = None
-
-    @property
-    def use_gpu(self) -> bool:
-        return this_machine().kind == "gpu"
 
 
 @dataclass(frozen=True)
@@ -82,14 +67,13 @@ def find_text_run(run: RunFolder) -> TranslationExperiment:
     return experiment
 
 
-def stages_of(experiment: Experiment, requested: int | None) -> int:
-    """Returns K: as requested, or the fewest stages that hold the weights in half of each device's memory, limited by
+def stages_of(experiment: Experiment, stages: int | None) -> int:
+    """Returns K: ``stages``, or without it the fewest that hold the weights in half of each device's memory, limited by
     this machine's devices. Each additional stage costs messages for each token.
 
     Raises SettingError for more stages than layers, or than GPUs.
     """
     machine = this_machine()
-    stages = requested
     if stages is None:
         weights = 4 * count_parameters(experiment.build()[0])
         stages = min(machine.devices, experiment.list_length, -(-2 * weights // machine.bytes_per_device))
@@ -102,20 +86,6 @@ def stages_of(experiment: Experiment, requested: int | None) -> int:
     return stages
 
 
-def translate_tokens(
-    run: RunFolder,
-    sources: Sequence[Sequence[int]],
-    stages: int,
-    console: Console,
-    beam: int = SIZE,
-    on_sentence: Callable[[int, list[int]], None] | None = None,
-    choice: Choice = None,
-) -> DecodeOutput[int]:
-    """Translates sources, each ``<2xx> ... </s>``. Otherwise as ``decode``."""
-    method = BeamSearch(beam, find_text_run(run).text.max_length)
-    return decode(run, sources, method, stages, console, on_sentence, choice)
-
-
 def decode(
     run: RunFolder,
     sources: Sequence[Sequence[int]],
@@ -125,44 +95,51 @@ def decode(
     on_sentence: Callable[[int, list[Result]], None] | None = None,
     choice: Choice = None,
 ) -> DecodeOutput[Result]:
-    """Decodes sources with the chosen checkpoint of the run.
+    """Decodes sources, token ids with the special ones, with the chosen checkpoint of the run.
 
     ``on_sentence`` gets the number and the result of each finished source; without it, progress is printed.
 
     Raises CheckpointError if there is no checkpoint, and StallError when a stage waits too long for another.
     """
     with TemporaryDirectory() as folder:
-        task = DecodeTask(run, sources, method, stages, Path(folder) / "progress", choice)
+        progress = Path(folder) / "progress"
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
-        with _progress_polled(task, on_sentence or _progress_printer(len(sources), console)):
-            results = run_processes(_worker, stages, task, deadline_s=7 * 86400.0)
+        with _progress_polled(progress, on_sentence or _progress_printer(len(sources), console)):
+            results = run_processes(_worker, stages, run, sources, method, progress, choice, deadline_s=7 * 86400.0)
             decoded: DecodeOutput[Result] = results[-1][0]
-    for line in dict.fromkeys(line for _, messages in results for line in messages):
+    for line in results[0][1]:
         console.print(line)
     return decoded
 
 
 def _worker(
-    rank: int, world: int, rendezvous: str, task: DecodeTask[Result]
+    rank: int,
+    world: int,
+    rendezvous: str,
+    run: RunFolder,
+    sources: Sequence[Sequence[int]],
+    method: DecodingMethod[Result],
+    progress_file: Path,
+    choice: Choice,
 ) -> tuple[DecodeOutput[Result] | None, list[str]]:
-    """Runs one stage. The last stage returns the decoded text, and each the messages about invalid checkpoints."""
-    experiment, coord = read_experiment_file(task.run.experiment), RankCoord(rank, world, 1)
+    """Runs one stage. The last stage returns the decoded text, and the first the messages about invalid checkpoints."""
+    experiment, coord = read_experiment_file(run.experiment), RankCoord(rank, world, 1)
     threads = experiment.train.threads or max(1, cpu_limit() // world)
-    device = init_process_group(rank, world, rendezvous, threads, rank if task.use_gpu else None)
+    device = init_process_group(rank, world, rendezvous, threads, rank if this_machine().kind == "gpu" else None)
     layers, _ = experiment.build()
     first = first_cached_layer(layers)
-    costs = [_cost(layer, at < first, task.method.rows) for at, layer in enumerate(layers)]
+    costs = [_cost(layer, at < first, method.rows) for at, layer in enumerate(layers)]
     cells = cell_ranges(partition(costs, world), len(layers))
     stage = Stage(layers, [cells[rank]], None, device, experiment.optimizer.precision, experiment.train.seed)
-    step, messages = _load_stage(task, experiment, stage, len(layers))
+    step, messages = _load_stage(run, choice, experiment, stage, len(layers))
     part = CachedLayers(list(stage.layers), cells[rank].start, first, device, experiment.optimizer.precision == "bf16")
     holder = next(k for k, cell in enumerate(cells) if first in cell)
     groups = make_groups(coord, GROUP_TIMEOUT_S) if world > 1 else None
     decoder = Decoder(coord, part, holder, groups, device)
     dist.barrier()
     start = time.monotonic()
-    with task.progress.open("ab", buffering=0) as progress:
-        results = decode_groups(decoder, task.method, task.sources, partial(_write_progress, progress))
+    with progress_file.open("ab", buffering=0) as progress:
+        results = decode_groups(decoder, method, sources, partial(_write_progress, progress))
     seconds = time.monotonic() - start
     dist.barrier()
     dist.destroy_process_group()
@@ -205,12 +182,14 @@ def _cost(layer: nn.Module, is_encoder: bool, beam: int) -> float:
     return 1.0 + values * (1 if is_encoder else beam)
 
 
-def _load_stage(task: DecodeTask[Any], experiment: Experiment, stage: Stage, count: int) -> tuple[int, list[str]]:
-    """Loads a stage's weights; returns the checkpoint's step, and messages about invalid checkpoints."""
+def _load_stage(
+    run: RunFolder, choice: Choice, experiment: Experiment, stage: Stage, count: int
+) -> tuple[int, list[str]]:
+    """Loads a stage's weights; returns the checkpoint's step, and on rank 0 messages about invalid checkpoints."""
     messages: list[str] = []
-    run, log = task.run, messages.append
-    select = partial(checkpoint.in_order, choice=task.choice, place=f"run {run.path}")
-    found = checkpoint.newest_valid(checkpoint_location(run, experiment), stage.indices, count, log, select)
+    select = partial(checkpoint.in_order, choice=choice, place=f"run {run.path}")
+    location = checkpoint_location(run, experiment)
+    found = checkpoint.newest_valid(location, stage.indices, count, messages.append, select)
     if found is None:
         why = f" ({messages[0]})" if messages else ""
         raise CheckpointError(
@@ -221,25 +200,20 @@ def _load_stage(task: DecodeTask[Any], experiment: Experiment, stage: Stage, cou
 
 
 @contextmanager
-def _progress_polled(task: DecodeTask[Any], on_sentence: Callable[[int, list[Any]], None]) -> Iterator[None]:
+def _progress_polled(progress: Path, on_sentence: Callable[[int, list[Any]], None]) -> Iterator[None]:
     """A context that passes finished sentences to ``on_sentence`` every ``POLL_S``, and the rest of them at its end.
+    The file ``progress`` has a line of JSON for each: its number and its result.
 
     A sentence for which ``on_sentence`` raises is passed again at the next poll. Errors of the last poll are raised.
     """
-    offset, poll_lock = 0, threading.Lock()
+    tail, waiting, poll_lock = LogTail(progress), deque[str](), threading.Lock()
 
     def poll() -> None:
-        nonlocal offset
         with poll_lock:  # the last poll waits for a running one
-            if not task.progress.exists():
-                return
-            with task.progress.open("rb") as file:
-                file.seek(offset)
-                lines = file.read().splitlines(keepends=True)
-            for line in lines:
-                if line.endswith(b"\n"):
-                    on_sentence(*json.loads(line))
-                    offset += len(line)
+            waiting.extend(tail.lines())
+            while waiting:
+                on_sentence(*json.loads(waiting[0]))
+                waiting.popleft()
 
     thread = PeriodicThread(poll, POLL_S, "progress", log_error)
     thread.start()

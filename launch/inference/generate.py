@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rich.console import Console
 
 from experiments.base.hints import option
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment_file
 from launch.inference.decode import decode, stages_of
-from launch.inference.methods import Sampling
+from launch.inference.methods import Request, Sampling
 from launch.inference.model_text import encoded_lines, load_data
 from launch.inference.translate import read_lines
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
@@ -21,34 +19,6 @@ from suite.data.documents.tokens import TokenData
 from suite.data.tokens import encode_all
 from suite.errors import SettingError
 from suite.training.checkpoint import Choice
-
-
-@dataclass(frozen=True)
-class Request:
-    tokens: int | None = None
-    """The most tokens of a continuation; None: as many as fit the row."""
-    temperature: float = 0.0
-    """Divides the logits; 0 takes the most probable token."""
-    top_k: int | None = None
-    """Samples among so many of the most probable tokens; None: among all."""
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raises SettingError with all impossible values."""
-        errors = [
-            f"--{name} is {value}; it must be {least:g} or more"
-            for name, value, least in (
-                ("tokens", self.tokens, 1),
-                ("temperature", self.temperature, 0.0),
-                ("top-k", self.top_k, 1),
-                ("seed", self.seed, 0),
-            )
-            if value is not None and not value >= least
-        ]
-        if self.top_k is not None and self.temperature == 0:
-            errors.append(f"--top-k is {self.top_k} and --temperature 0 takes the most probable token; set both")
-        if errors:
-            raise SettingError("; ".join(errors))
 
 
 def generate(requested: str, text: str, request: Request, console: Console, choice: Choice = None) -> None:
@@ -88,13 +58,7 @@ def continuations(
     """Returns each prompt with its continuation, and the checkpoint's step. Raises SettingError for a prompt that
     leaves no room in a row."""
     sources = [_source(data, prompt) for prompt in prompts]
-    method = Sampling(
-        tuple(_room(source, experiment, request.tokens) for source in sources),
-        END_ID,
-        request.temperature,
-        request.top_k,
-        request.seed,
-    )
+    method = Sampling([_room(source, experiment, request.tokens) for source in sources], END_ID, request)
     decoded = decode(run, sources, method, stages, console, lambda at, tokens: None, choice)
     texts = [source[1:] + tokens for source, tokens in zip(sources, decoded.results, strict=True)]
     return [str(data.tokenizer.decode(tokens)) for tokens in texts], decoded.step

@@ -12,6 +12,7 @@ from suite.decoding.decode import Search
 from suite.decoding.forced import ForcedDecoding
 from suite.decoding.grouping import group_by_equal_length, group_by_length
 from suite.decoding.sampling import Sampler
+from suite.errors import SettingError
 from suite.pipeline.model.rng import mix
 
 Result = TypeVar("Result", int, float)
@@ -49,31 +50,55 @@ class GroupSearch(Search, Protocol[Result_co]):
 class BeamSearch:
     """Beam search over sources of any length, for at most ``max_length`` tokens."""
 
-    beam: int
+    rows: int
     max_length: int
     first: int = BEGIN_ID
 
-    @property
-    def rows(self) -> int:
-        return self.beam
-
     def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-        return group_by_length(sources, self.beam)
+        return group_by_length(sources, self.rows)
 
     def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> Beam:
-        return Beam([self.max_length] * len(group), self.beam, END_ID, LENGTH_PENALTY)
+        return Beam([self.max_length] * len(group), self.rows, END_ID, LENGTH_PENALTY)
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a user wants prompts to be continued."""
+
+    tokens: int | None = None
+    """The most tokens of a continuation; None: as many as fit the row."""
+    temperature: float = 0.0
+    """Divides the logits; 0 takes the most probable token."""
+    top_k: int | None = None
+    """Samples among so many of the most probable tokens; None: among all."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises SettingError with all impossible values."""
+        errors = [
+            f"--{name} is {value}; it must be {least:g} or more"
+            for name, value, least in (
+                ("tokens", self.tokens, 1),
+                ("temperature", self.temperature, 0.0),
+                ("top-k", self.top_k, 1),
+                ("seed", self.seed, 0),
+            )
+            if value is not None and not value >= least
+        ]
+        if self.top_k is not None and self.temperature == 0:
+            errors.append(f"--top-k is {self.top_k} and --temperature 0 takes the most probable token; set both")
+        if errors:
+            raise SettingError("; ".join(errors))
 
 
 @dataclass(frozen=True)
 class Sampling:
     """A continuation of each prompt, by ``suite.decoding.sampling``."""
 
-    tokens: tuple[int, ...]
-    """The most of each prompt's continuation."""
+    limits: Sequence[int]
+    """The most tokens of each prompt's continuation."""
     end: int
-    temperature: float
-    top_k: int | None
-    seed: int
+    request: Request
     rows: int = 1
     first: None = None
 
@@ -82,8 +107,9 @@ class Sampling:
 
     def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> Sampler:
         """A sampler, with random numbers by the prompt's number."""
-        limits = [self.tokens[at] for at in group]
-        return Sampler(limits, self.end, self.temperature, self.top_k, [mix(7, self.seed, at) for at in group])
+        limits, asked = [self.limits[at] for at in group], self.request
+        seeds = [mix(7, asked.seed, at) for at in group]
+        return Sampler(limits, self.end, asked.temperature, asked.top_k, seeds)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from typing import TypeVar
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
-from experiments.base.hints import option
 from experiments.translation.experiment import TranslationExperiment
 from launch.runs.checkpoints import checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder
@@ -89,10 +88,8 @@ def encoded_lines(lines: Mapping[int, str], encode: Callable[[str], Encoded], co
 def source_of(text: str, target_language: str, data: TextData, max_length: int) -> list[int]:
     """Returns a text as token ids: ``<2xx> ... </s>``.
 
-    Raises SettingError for an empty text, and for one of more than ``max_length`` tokens, special tokens included.
+    Raises SettingError for a text of more than ``max_length`` tokens, special tokens included.
     """
-    if not text.strip():
-        raise SettingError(f"the text to translate is empty; give one with {option('TEXT', '...')}")
     ids = [data.language_id(target_language), *encode_all(data.tokenizer, [text])[0], END_ID]
     if len(ids) > max_length:
         raise SettingError(

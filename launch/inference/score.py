@@ -21,8 +21,8 @@ from rich.console import Console
 from experiments.base.score_settings import ScoreSettings, read
 from experiments.report.table import Table, Value
 from experiments.translation.experiment import TranslationExperiment
-from launch.inference.decode import decode, find_text_run, stages_of, translate_tokens
-from launch.inference.methods import ForcedScoring
+from launch.inference.decode import decode, find_text_run, stages_of
+from launch.inference.methods import BeamSearch, ForcedScoring
 from launch.inference.model_text import language_of, load_data, rows_of, trained_languages
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
@@ -70,18 +70,15 @@ class Direction:
         """As in the file names."""
         return f"{self.source}-{self.target}"
 
-    @property
-    def plain(self) -> list[int]:
-        """The places of the pairs without a placeholder in their English."""
-        english = self.lines if self.source == ENGLISH else self.references
-        return [at for at, text in enumerate(english) if not PLACEHOLDER.search(text)]
-
     def record(self, translations: Sequence[str], nll: Sequence[float], overlaps: Sequence[Overlap]) -> dict[str, Any]:
-        """Returns the scores of all pairs, of those without a placeholder, and of those without an overlap."""
+        """Returns the scores of all pairs, of those without a placeholder in their English, and of those without
+        an overlap."""
         tokens = [len(target) + 1 for target in self.targets]
         pairs = TranslatedPairs(self.lines, translations, self.references, nll, tokens)
+        english = self.lines if self.source == ENGLISH else self.references
+        plain = [at for at, text in enumerate(english) if not PLACEHOLDER.search(text)]
         distinct = [at for at, overlap in enumerate(overlaps) if overlap == Overlap.NONE]
-        return pairs.record({"plain": self.plain, "distinct": distinct})
+        return pairs.record({"plain": plain, "distinct": distinct})
 
 
 def score_from_cli(requested: str, settings: str, console: Console, choice: Choice = None) -> None:
@@ -117,7 +114,8 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         f"translating {len(sources):,} sentences in {len(chosen_directions)} directions, beam {settings.beam}, "
         f"K = {stages}"
     )
-    written = translate_tokens(run, sources, stages, console, settings.beam, choice=choice)
+    search = BeamSearch(settings.beam, experiment.text.max_length)
+    written = decode(run, sources, search, stages, console, choice=choice)
     references = ForcedScoring([[*target, END_ID] for direction in chosen_directions for target in direction.targets])
     losses = decode(run, sources, references, stages, console, lambda at, losses: None, choice).results
     nll = [sum(of_tokens) for of_tokens in losses]

@@ -7,13 +7,15 @@ import sys
 from rich.console import Console
 
 from experiments.base.hints import option
-from launch.inference.decode import find_text_run, stages_of, translate_tokens
+from launch.inference.decode import decode, find_text_run, stages_of
+from launch.inference.methods import BeamSearch
 from launch.inference.model_text import encoded_lines, language_of, load_data, source_of, trained_languages
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import find_run
 from launch.terminal import Terminal
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import ENGLISH
+from suite.decoding.beam import SIZE
 from suite.errors import SettingError
 from suite.evaluation.scores import one_line
 from suite.training.checkpoint import Choice
@@ -35,9 +37,10 @@ def translate(requested: str, target_language: str, text: str, console: Console,
     lines = lines_of(text) if text else read_lines(messages)
     if not any(line.strip() for line in lines):
         raise SettingError(f"the text to translate is empty; give {option('TEXT')} or lines on standard input")
+    max_length = experiment.text.max_length
     found = encoded_lines(
         {number: line for number, line in enumerate(lines) if line.strip()},
-        lambda line: source_of(line, language, data, experiment.text.max_length),
+        lambda line: source_of(line, language, data, max_length),
         messages,
     )
     numbers, sources = list(found), list(found.values())
@@ -54,7 +57,7 @@ def translate(requested: str, target_language: str, text: str, console: Console,
             printed += 1
 
     stages = stages_of(experiment, None)
-    decoded = translate_tokens(run, sources, stages, messages, on_sentence=print_in_order, choice=choice)
+    decoded = decode(run, sources, BeamSearch(SIZE, max_length), stages, messages, print_in_order, choice)
     if printed < len(lines):
         raise RuntimeError(f"only {printed} of {len(lines)} lines were printed")
     messages.print(described_checkpoint(decoded.step, kind_of_checkpoint(run, experiment, decoded.step)))

@@ -23,7 +23,7 @@ from experiments.report.table import readable
 from launch.inference import decode as decoding
 from launch.inference import export as exporting
 from launch.inference import translate as translating
-from launch.inference.decode import DecodeOutput, DecodeTask, find_text_run, stages_of, translate_tokens
+from launch.inference.decode import DecodeOutput, find_text_run, stages_of
 from launch.inference.export import export
 from launch.inference.held_out_samples import described, translate_held_out
 from launch.inference.methods import BeamSearch
@@ -35,6 +35,7 @@ from launch.watching.translation_samples import score_section
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID
+from suite.decoding.beam import SIZE
 from suite.decoding.decode import Decoder
 from suite.errors import SettingError
 from suite.evaluation.scores import one_line
@@ -96,6 +97,11 @@ def scored(folder_of_runs):
         patch.chdir(folder_of_runs)
         Identity("p", "made", None, (), "abcd").write(find_run("made").path)  # as if it had been trained with wandb
         return score_run(find_run("made"), SETTINGS, QUIET)
+
+
+def translated(run, sources, console=QUIET, beam=SIZE):
+    """Translates sources, each ``<2xx> ... </s>``, on one stage."""
+    return decoding.decode(run, sources, BeamSearch(beam, find_text_run(run).text.max_length), 1, console)
 
 
 def texts(kind):
@@ -255,7 +261,7 @@ def test_a_text_is_translated(scored):
     run = find_run("made")
     data = load_data(run, find_text_run(run), TextData, QUIET)
     lines = texts("src")["de-en.src"]
-    tokens = translate_tokens(run, [source_of(line, "en", data, 24) for line in lines], 1, QUIET).results
+    tokens = translated(run, [source_of(line, "en", data, 24) for line in lines]).results
     written = [one_line(text) for text in data.tokenizer.batch_decode(tokens, skip_special_tokens=True)]
     at = next(at for at, text in enumerate(written) if text)
     found = call("translate", "made", "--to", "en", lines[at])
@@ -282,7 +288,7 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
         pair = (sample["source"], sample["reference"])
         assert len(sample["source"].split()) >= 3
         assert (pair if source == "en" else pair[::-1]) in {tuple(map(one_line, texts)) for texts in pairs}
-        tokens = translate_tokens(run, [source_of(sample["source"], target, data, 24)], 1, QUIET).results
+        tokens = translated(run, [source_of(sample["source"], target, data, 24)]).results
         assert sample["translation"] == one_line(data.tokenizer.decode(tokens[0], skip_special_tokens=True))
     assert any(sample["translation"] for sample in samples)
     lines = described(samples)
@@ -339,7 +345,7 @@ def test_the_exported_model_generates_our_greedy_tokens(scored, modules_cache):
     for options in ({}, {"use_cache": False}):
         found = model.generate(**batch, num_beams=1, do_sample=False, **options)[:, 1:].tolist()
         found = [row[: row.index(END_ID)] if END_ID in row else row for row in found]
-        assert found == translate_tokens(run, sources, 1, QUIET, beam=1).results
+        assert found == translated(run, sources, beam=1).results
     assert len({tuple(row) for row in found}) > 5
     lengths = {len(row) for row in found}
     assert len(lengths) > 1, lengths
@@ -410,7 +416,7 @@ def test_a_damaged_checkpoint_is_reported():
     run = copied("damaged")
     shutil.copytree(run.checkpoints / "00000007", run.checkpoints / "00000009")
     console = Console(record=True, width=500, file=io.StringIO())
-    written = translate_tokens(run, [[1, END_ID]], 1, console, 1)
+    written = translated(run, [[1, END_ID]], console, beam=1)
     assert written.step == 7
     assert "00000009 is not used: bad manifest" in console.export_text()
 
@@ -452,12 +458,12 @@ def test_many_lines_are_translated_in_order_by_one_start_of_the_workers(monkeypa
 
 
 def test_a_line_that_is_too_long_is_named_and_gives_an_empty_line(monkeypatch):
-    def echo(run, sources, stages, console, on_sentence, choice):
+    def echo(run, sources, method, stages, console, on_sentence, choice):
         for at, source in enumerate(sources):
             on_sentence(at, source[1:-1])
         return DecodeOutput([], 7, 1.0)
 
-    monkeypatch.setattr(translating, "translate_tokens", echo)
+    monkeypatch.setattr(translating, "decode", echo)
     set_stdin(monkeypatch, b"\xef\xbb\xbfOpen\n\n" + b"Save the file " * 30 + b"\nDelete\n")
     code, out, errors = call("translate", "made", "--to", "de", "")
     assert (code, out) == (0, "Open\n\n\nDelete\n")
@@ -504,19 +510,19 @@ def test_a_line_that_could_not_be_printed_is_printed_again(monkeypatch, tmp_path
     logged, printed = [], []
     monkeypatch.setattr(decoding, "POLL_S", 0.05)
     monkeypatch.setattr(decoding, "log_error", logged.append)
-    task = DecodeTask(find_run("made"), [], BeamSearch(1, 24), 1, tmp_path / "progress")
+    progress = tmp_path / "progress"
 
     def print_once(at, tokens):
         if at == 1 and not logged:
             raise BlockingIOError("the terminal is busy")
         printed.append((at, tokens))
 
-    with decoding._progress_polled(task, print_once):
-        task.progress.write_bytes(b"[0, [7]]\n[1, [8, 9]]\n[2, []]\n[3")
+    with decoding._progress_polled(progress, print_once):
+        progress.write_bytes(b"[0, [7]]\n[1, [8, 9]]\n[2, []]\n[3")
         deadline = time.monotonic() + 30
         while len(printed) < 3 and time.monotonic() < deadline:
             time.sleep(0.02)
-        with task.progress.open("ab") as file:
+        with progress.open("ab") as file:
             file.write(b", [5]]\n")
     assert printed == [(0, [7]), (1, [8, 9]), (2, []), (3, [5])]
     assert [type(error) for error in logged] == [BlockingIOError]
@@ -531,7 +537,7 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
                 raise failures.pop()
             printed.append(text)
 
-    def decoded(run, sources, stages, console, on_sentence, choice):
+    def decoded(run, sources, method, stages, console, on_sentence, choice):
         with pytest.raises(OSError, match="no room"):
             on_sentence(0, sources[0])
         on_sentence(0, sources[0])
@@ -539,7 +545,7 @@ def test_a_failed_print_loses_no_line_and_missing_lines_are_reported(monkeypatch
             on_sentence(1, sources[1])
         return DecodeOutput([], 7, 1.0)
 
-    monkeypatch.setattr(translating, "translate_tokens", decoded)
+    monkeypatch.setattr(translating, "decode", decoded)
     translate("made", "de", "Open\n\nDelete", Out())
     assert len(printed) == 3
     assert printed[1] == ""
