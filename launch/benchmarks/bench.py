@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -112,7 +111,7 @@ def run(case: Case, entrants: Sequence[Entrant], console: Console, costs: Sequen
     for entrant in entrants:
         if entrant.name in reasons:
             remark = f"not run: {reasons[entrant.name]}"
-            scores.append(Score(entrant.name, entrant.ours, entrant.recomputes, remark=remark))
+            scores.append(Score(entrant.name, entrant.settings is not None, entrant.recomputes, remark=remark))
     console.print(f"{case.title}: {time.monotonic() - begin:.0f} s in all")
     return Result(case, cells[work.stages], tuple(costs), tuple(scores))
 
@@ -133,16 +132,13 @@ def make_plans(
             plan_errors[entrant.name] = f"{entrant.memory_of} has no plan"
             continue
         room = peak_of(plans[entrant.memory_of]) if entrant.memory_of else 1 << 60
-        asked = costs, pipeline, GRADIENT_BYTES, Machine(memory_limit_bytes=room, link=link)
+        gradient_bytes = 4.0  # all that a step allocates for a parameter
+        asked = costs, pipeline, gradient_bytes, Machine(memory_limit_bytes=room, link=link)
         try:
             plans[entrant.name] = search_schedule(make_plan(*asked), *asked)
         except PlanError as fault:
             plan_errors[entrant.name] = "; ".join(fault.errors)
     return plans, plan_errors
-
-
-GRADIENT_BYTES = 4.0
-"""Bytes that a step allocates for each parameter."""
 
 
 def peak_of(plan: Plan) -> int:
@@ -160,7 +156,7 @@ def score(entrant: Entrant, found: Sequence[Observation], parameters: set[str], 
     )
     merged = Score(
         entrant.name,
-        entrant.ours,
+        entrant.settings is not None,
         entrant.recomputes,
         rounds,
         max(one.peak for one in found),
@@ -181,18 +177,6 @@ def score(entrant: Entrant, found: Sequence[Observation], parameters: set[str], 
     return replace(merged, memory_limit_bytes=cap, simulated_s=plan.step_s, recomputes=recomputes, remark=remark)
 
 
-def machine() -> dict[str, Any]:
-    """Returns what the times depend on besides the code."""
-    return {
-        "cpu": cpu_model(),
-        "cores": cpu_limit(),
-        "threads_a_process": 1,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "deepspeed")},
-    }
-
-
 def _costs(case: Case, log: Path) -> tuple[Sequence[LayerCost], Link]:
     """Returns the layers' costs of the slowest process, and the link between two; as many measure concurrently as will
     compute concurrently."""
@@ -209,7 +193,15 @@ def _parameters(work: BenchWorkload) -> set[str]:
 
 
 def _write(results: Sequence[Result]) -> Path:
+    """Writes the results, and what their times depend on besides the code."""
+    machine = {
+        "cpu": cpu_model(),
+        "cores": cpu_limit(),
+        "threads_a_process": 1,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "deepspeed")},
+    }
     path = FOLDER / "bench.json"
-    record = {"machine": machine(), "cases": [result.record() for result in results]}
-    path.write_text(json.dumps(record, indent=1))
+    path.write_text(json.dumps({"machine": machine, "cases": [result.record() for result in results]}, indent=1))
     return path

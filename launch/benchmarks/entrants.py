@@ -53,7 +53,7 @@ def _suite(name: str, memory_of: str | None = None, **settings: str | int) -> En
     given = tuple(settings.items())
     workloads = WITH_ACTIVATIONS if memory_of is not None else ()
     return Entrant(
-        name, partial(Suite, name=name), recomputes, ours=True, settings=given, memory_of=memory_of, workloads=workloads
+        name, partial(Suite, name=name), recomputes, settings=given, memory_of=memory_of, workloads=workloads
     )
 
 
@@ -76,10 +76,8 @@ OURS = (
 COMPUTING = ("layers", "translation")
 
 
-def _torch(name: str, schedule: str, recompute: bool, virtual_stages: int = 1, v_shaped: bool = False) -> Entrant:
-    build = partial(
-        TorchPipelining, schedule=schedule, recompute=recompute, virtual_stages=virtual_stages, v_shaped=v_shaped
-    )
+def _torch(name: str, schedule: str, recompute: bool, virtual_stages: int = 1) -> Entrant:
+    build = partial(TorchPipelining, schedule=schedule, recompute=recompute, virtual_stages=virtual_stages)
     refused = REFUSED_BY_SPLIT_BACKWARD if "ZeroBubble" in schedule else {}
     return Entrant(name, build, recompute, virtual_stages=virtual_stages, refused=refused)
 
@@ -92,7 +90,7 @@ PEERS = (
     _torch("torch interleaved 1F1B, recomputed", "Interleaved1F1B", True, virtual_stages=2),
     _torch("torch interleaved 1F1B", "Interleaved1F1B", False, virtual_stages=2),
     _torch("torch interleaved zero-bubble", "InterleavedZeroBubble", False, virtual_stages=2),
-    _torch("torch ZBV zero-bubble", "ZBVZeroBubble", False, virtual_stages=2, v_shaped=True),
+    _torch("torch ZBV zero-bubble", "ZBVZeroBubble", False, virtual_stages=2),
     Entrant("DeepSpeed 1F1B, recomputed", partial(DeepSpeedPipeline, recompute=True), True),
     Entrant("DeepSpeed 1F1B", partial(DeepSpeedPipeline, recompute=False), False),
     Entrant("one process, one thread", partial(OneProcess, threads=1), False, workloads=COMPUTING),

@@ -43,8 +43,6 @@ SECONDS_A_CASE, FEWEST_STEPS, MOST_STEPS = 8.0, 3, 5
 ROUNDS = 3
 """Rounds of predicting and running, alternating."""
 
-MEASURE_TIMEOUT_S = 600.0
-
 
 def table(name: str, run: str, console: Console) -> None:
     """Prints a table and writes it as Markdown and CSV. Raises SettingError for an unknown name or run."""
@@ -99,7 +97,7 @@ def _measure_step(work: SleepingWork, log: Log) -> Measurement:
 def _costs(work: ImageExperiment, log: Log) -> Sequence[LayerCost]:
     """Measures a workload's layers in one process with one thread."""
     one, machine = work.with_settings("train.threads=1"), replace(cores(), devices=1)
-    found = MeasuredCosts(CACHE / "costs", log, timeout_s=MEASURE_TIMEOUT_S)(one, machine)
+    found = MeasuredCosts(CACHE / "costs", log, timeout_s=600.0)(one, machine)
     if not found.measured:
         raise SettingError(f"this table needs measured costs, and only estimates are available: {found.source}")
     return found.costs

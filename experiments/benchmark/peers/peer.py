@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from experiments.benchmark.peers.workload import BenchWorkload
@@ -55,12 +56,7 @@ class BenchContext:
     def objective(self, loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
         """Returns a function: (outputs, targets) of a micro-batch -> its part of the mini-batch's mean loss."""
         divisor = self.work.divisor
-
-        def part(outputs: Tensor, targets: Tensor) -> Tensor:
-            objective: Tensor = loss(outputs, targets)[0]
-            return objective / divisor
-
-        return part
+        return lambda outputs, targets: loss(outputs, targets)[0] / divisor
 
 
 @dataclass(frozen=True)
@@ -72,9 +68,8 @@ class Entrant:
     """Called in every worker, in the same order of entrants, because it may make process groups."""
     recomputes: bool
     """Whether it recomputes activations."""
-    ours: bool = False
     settings: tuple[tuple[str, str | int], ...] | None = None
-    """``PipelineSettings`` of a planned entrant."""
+    """``PipelineSettings`` of an entrant of the suite, which is planned; None for a peer."""
     memory_of: str | None = None
     """The entrant whose planned memory limits this one's plan; None for no limit."""
     virtual_stages: int = 1
@@ -94,8 +89,6 @@ def sum_over_replicas(context: BenchContext, gradients: Gradients) -> None:
     """Sums gradients over replicas in place; each replica's gradients are of its part of the mean loss."""
     if context.coord.replicas == 1:
         return
-    import torch.distributed as dist
-
     tensors = list(gradients.values())
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=context.groups.replicas)

@@ -23,20 +23,13 @@ REFUSED_BY_SPLIT_BACKWARD = {
 class TorchPipelining(CellRunner):
     """One of PyTorch's schedules, over its ``PipelineStage``."""
 
-    def __init__(
-        self,
-        context: BenchContext,
-        schedule: str,
-        recompute: bool = False,
-        virtual_stages: int = 1,
-        v_shaped: bool = False,
-    ) -> None:
-        """Process k has ``virtual_stages`` stages: k, K + k, ..., or if ``v_shaped`` k and 2K - 1 - k."""
+    def __init__(self, context: BenchContext, schedule: str, recompute: bool, virtual_stages: int) -> None:
+        """Process k has ``virtual_stages`` stages: k, K + k, ..., or for ZBV k and 2K - 1 - k."""
         self._context = context
         layers, loss = context.work.build()
         stages, k = context.coord.stages, context.coord.stage
         count = virtual_stages * stages
-        own_stages = [k, count - 1 - k] if v_shaped else list(range(k, count, stages))
+        own_stages = [k, count - 1 - k] if schedule == "ZBVZeroBubble" else list(range(k, count, stages))
         cells = cell_ranges(context.cells[count], len(layers))
         super().__init__([Cell(layers, cells[index], recompute) for index in own_stages])
         device, group = torch.device("cpu"), context.groups.stages
