@@ -37,8 +37,7 @@ class Suite:
 
     def gradients(self) -> Gradients:
         """Returns this stage's full gradients, even if a worker holds only a shard of them."""
-        keys = self._executor.stage.named_parameters()
-        return {key: self._optimizer.gradient(key) for key in keys}
+        return {key: self._optimizer.gradient(key) for key in self._executor.stage.named_parameters()}
 
     def clear(self) -> None:
         self._optimizer.clear()

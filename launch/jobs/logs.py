@@ -83,7 +83,7 @@ async def _follow(client: JobClient, job: str, console: Console, lost_s: float) 
         if (update := read_update(line)) is not None:
             bar.show(update)
         elif not any(part in line for part in RAY_LINES):
-            bar.log(line)
+            console.print(line)
 
     bar.start()
     try:
@@ -92,7 +92,7 @@ async def _follow(client: JobClient, job: str, console: Console, lost_s: float) 
             with suppress(UnreachableError, aiohttp.ClientError, RuntimeError, OSError):
                 async for text in _chunks(client, job):
                     if lost_at is not None:
-                        bar.log("connected again")
+                        console.print("connected again")
                         lost_at = None
                     new, skip = text[skip:], max(0, skip - len(text))
                     seen += len(new)
@@ -105,7 +105,7 @@ async def _follow(client: JobClient, job: str, console: Console, lost_s: float) 
                     return
             if lost_at is None:
                 lost_at = time.monotonic()
-                bar.log(
+                console.print(
                     f"lost the connection to {client.address}; job {job} keeps running; reconnecting for {lost_s:.0f} s"
                 )
             if time.monotonic() > lost_at + lost_s:

@@ -84,7 +84,8 @@ class Follower:
         on_step: Callable[[int, float], None] = lambda step, seconds: None,
     ) -> None:
         """``on_step`` receives each step and its seconds."""
-        self._train, self._unit, self._on_step = experiment.train, experiment.unit, on_step
+        self._train, self._unit = experiment.train, experiment.unit
+        self._console, self._on_step = console, on_step
         self._validation_s = 0.0
         # from the end, because a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
@@ -107,7 +108,7 @@ class Follower:
     def _poll(self) -> None:
         before, after = split_messages(self._messages.lines())
         for line in before:
-            self._view.log(line)
+            self._console.print(line)
         last: dict[str, Any] | None = None
         for values in self._metrics.values():
             if is_step(values):
@@ -118,11 +119,11 @@ class Follower:
             elif text := validation_line(values):
                 self._validation_s = float(values.get("valid/seconds", 0.0))
                 if not self._metrics.rewritten:
-                    self._view.log(text)
+                    self._console.print(text)
         if last is not None and self._metrics.rewritten:
             self._show(last)
         for line in after:
-            self._view.log(line)
+            self._console.print(line)
 
     def _show(self, values: dict[str, Any]) -> None:
         self._mean_step_s = mean_step_s(self._mean_step_s, values)

@@ -109,7 +109,7 @@ def read_update(line: str) -> Update | None:
 
 class Bar:
     """A bar in a terminal, otherwise a line every few steps; or marked lines, from which a bar can be drawn on another
-    machine."""
+    machine. What else is printed to its console appears above the bar."""
 
     def __init__(self, console: Console, marked: bool = False) -> None:
         self._console, self._marked, self._next_s = console, marked, 0.0
@@ -126,10 +126,6 @@ class Bar:
     def stop(self) -> None:
         """Stops the display; its last state stays visible."""
         self._bar.stop()
-
-    def log(self, text: str) -> None:
-        """Prints a line above the display."""
-        self._console.print(text)
 
     def show(self, update: Update) -> None:
         """Shows the run's progress. Without a terminal, it prints a line every ``log_every`` steps; of marked lines one

@@ -89,8 +89,7 @@ def comparison(runs: Sequence[RunData], left_out: Sequence[str] = ()) -> Page:
 
 def path_of(runs: Sequence[RunData]) -> Path:
     """Returns where the page goes: always the same file for the same runs."""
-    names = sorted(run.name.replace("/", "-") for run in runs)
-    joined = "_".join(names)
+    joined = "_".join(sorted(run.name.replace("/", "-") for run in runs))
     if len(joined) > LONGEST_NAME:
         joined = f"{len(runs)}-runs-{hashlib.sha256(joined.encode()).hexdigest()[:10]}"
     return RUNS / f"compare-{joined}.html"

@@ -83,10 +83,9 @@ class WatchView:
         before, after = split_messages(self._messages.lines())
         self.state = read_state(self.run)
         metrics = list(self._new_metrics())
-        new_lines = [*((line, False) for line in before), *metrics, *((line, False) for line in after)]
         if self.state.name == "training":
             self._seen_s = time.monotonic()
-        return new_lines
+        return [*((line, False) for line in before), *metrics, *((line, False) for line in after)]
 
     def _new_metrics(self) -> Iterator[tuple[str, bool]]:
         first_step = self._first_step()

@@ -27,7 +27,7 @@ def test_a_terminal_obeys_no_escape_sequence_of_a_text():
     bar = Bar(console)
     bar.start()
     bar.show(Update(1, 2, ((0, f"loss{TITLE}"),), 1.0))
-    bar.log(f"from a job{CLIPBOARD}")
+    console.print(f"from a job{CLIPBOARD}")
     bar.stop()
     printed = out.getvalue()
     assert r"log \x1b]0;title" in printed  # as text
