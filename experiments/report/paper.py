@@ -11,8 +11,7 @@ from typing import Any
 @cache
 def paper_numbers(section: str) -> dict[str, Any]:
     """Returns a section such as ``table2.transformer``."""
-    record: Any = tomllib.loads(files("experiments.report").joinpath("paper.toml").read_text())
+    record = tomllib.loads(files("experiments.report").joinpath("paper.toml").read_text())
     for name in section.split("."):
         record = record[name]
-    assert isinstance(record, dict)
     return record

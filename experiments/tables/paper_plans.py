@@ -66,8 +66,7 @@ def _rows(run: TranslationExperiment, cluster: Cluster) -> list[list[Value]]:
         if not fault.remedy:
             return [missing]
         settings = fault.remedy.split('"')[1]
-        suggested = run.with_settings(settings)
-        planned = plan_workload(suggested, cluster, estimated_costs)
+        planned = plan_workload(run.with_settings(settings), cluster, estimated_costs)
         return [missing, _row(f"suggested: {settings}", planned)]
 
 

@@ -69,10 +69,6 @@ def decoder_only() -> LanguageModelExperiment:
 PredictedModel = EncoderDecoder | Convolutional | LanguageModelExperiment
 
 
-def predicted_models() -> list[PredictedModel]:
-    return [EncoderDecoder(), decoder_only(), Convolutional()]
-
-
 @dataclass(frozen=True)
 class Round:
     """One prediction and the run after it."""
@@ -86,7 +82,7 @@ class Round:
 def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Table:
     """Compares predicted with measured values; ``measure`` alternates planning and running for several rounds."""
     rows: list[list[Value]] = []
-    for work in predicted_models():
+    for work in (EncoderDecoder(), decoder_only(), Convolutional()):
         rounds = measure(work)
         predicted = statistics.median(each.predicted_s for each in rounds)
         steps = [each.measured_s for each in rounds]

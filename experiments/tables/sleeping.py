@@ -38,12 +38,23 @@ class SyntheticLayer(nn.Module):
             _sleep(self.forward_s)
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # so that the first stage takes as long as the others
-        x_with_delay: Tensor = _SleepBack.apply(x, self.input_s)  # type: ignore[no-untyped-call]
-        weight_with_delay: Tensor = _SleepForWeight.apply(self.weight, self)  # type: ignore[no-untyped-call]
-        return x_with_delay * weight_with_delay.mean()
+        delayed: Tensor = _WithBackward.apply(x, self._input_gradient)  # type: ignore[no-untyped-call]
+        weight: Tensor = _WithBackward.apply(self.weight, self._weight_gradient)  # type: ignore[no-untyped-call]
+        return delayed * weight.mean()
 
-    def add_for_weight(self, gradient: Tensor) -> None:
-        """Sleeps for the weight gradient and adds it."""
+    def _input_gradient(self, gradient: Tensor) -> Tensor:
+        _sleep(self.input_s)
+        return gradient
+
+    def _weight_gradient(self, gradient: Tensor) -> Tensor | None:
+        """Sleeps for the weight gradient and returns it; None where it is deferred."""
+        if self.grad_queue is not None:
+            self.grad_queue.append(lambda: self._add_for_weight(gradient))
+            return None
+        _sleep(self.weight_s)
+        return gradient
+
+    def _add_for_weight(self, gradient: Tensor) -> None:
         _sleep(self.weight_s)
         self.weight.grad = gradient if self.weight.grad is None else self.weight.grad + gradient
 
@@ -61,36 +72,17 @@ class SquareError(nn.Module):
         return objective, objective.detach()
 
 
-class _SleepBack(torch.autograd.Function):
-    """The identity, whose backward sleeps."""
+class _WithBackward(torch.autograd.Function):
+    """The identity, whose backward is a function of the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
+    def forward(ctx: Any, x: Tensor, of_gradient: Callable[[Tensor], Tensor | None]) -> Tensor:
+        ctx.of_gradient = of_gradient
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        _sleep(ctx.seconds)
-        return gradient, None
-
-
-class _SleepForWeight(torch.autograd.Function):
-    """The identity on a layer's weight, whose backward sleeps or is deferred."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, layer: SyntheticLayer) -> Tensor:
-        ctx.layer = layer
-        return weight.view_as(weight)
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
-        layer: SyntheticLayer = ctx.layer
-        if layer.grad_queue is not None:
-            layer.grad_queue.append(lambda: layer.add_for_weight(gradient))
-            return None, None
-        _sleep(layer.weight_s)
-        return gradient, None
+        return ctx.of_gradient(gradient), None
 
 
 _sleep_disabled = False

@@ -180,9 +180,7 @@ def amoebanet_costs(layers: int, filters: int, rows: int) -> Costs:
     """Returns the estimated costs of AmoebaNet-D on micro-batches of ``rows`` images."""
     work = find_amoebanet(f"amoebanet_{layers}x{filters}", devices=1)
     assert work is not None
-    return _estimated(
-        work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": TABLE_BATCH // rows})), "TPUv2"
-    )
+    return _estimated(work.with_settings(f"pipeline.micro_batches={TABLE_BATCH // rows}"), "TPUv2")
 
 
 def _estimated(work: Experiment, device: str) -> Costs:

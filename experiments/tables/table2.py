@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,9 +41,11 @@ SLEEP_S = 0.040
 MESSAGE_BYTES = 1 << 16
 """Size of a message between stages where links cost nothing."""
 
-
 StageSeconds = tuple[tuple[float, float], ...]
 """(forward, backward) of each stage and micro-batch."""
+
+Speeds = dict[tuple[int, int], float]
+"""Speeds by (K, M)."""
 
 
 @dataclass(frozen=True)
@@ -108,23 +111,20 @@ def simulated_step(
 
 def closed_form(costs: Sequence[LayerCost], micro_batches: int) -> float:
     """Returns (M+K-1)(F+B) + (M-1)R of the mean stage, the lower bound of a fill-drain step with early recompute."""
-    forward, recompute, backward = (
-        statistics.fmean(seconds)
-        for seconds in zip(*((cost.forward_s, cost.recompute_s, cost.backward_s) for cost in costs), strict=True)
-    )
+    forward = statistics.fmean(cost.forward_s for cost in costs)
+    recompute = statistics.fmean(cost.recompute_s for cost in costs)
+    backward = statistics.fmean(cost.backward_s for cost in costs)
     return (micro_batches + len(costs) - 1) * (forward + backward) + (micro_batches - 1) * recompute
 
 
 def table_2(measure: Measure, report: ReportProgress) -> Table:
     """Returns Table 2's Transformer-48: speed over K and M, relative to K = 2, M = 1."""
     numbers = paper_numbers("table2.transformer")
-    cases = [(stages, micro_batches) for micro_batches in numbers["M"] for stages in numbers["K"]]
-    paper = dict(zip(cases, (speed for row in numbers["speed"] for speed in row), strict=True))
-    rows, measured = _speeds(numbers["layers"], "TPUv3", cases, paper, measure, False, report)
+    rows, measured = _speeds(numbers["layers"], "TPUv3", _printed_speeds(numbers), measure, None, report)
     notes = [
         f"K = 8 over K = 2 at M = 32: measured {measured[8, 32] / measured[2, 32]:.3f}, closed form 3.514, 3.517 where "
         "the last micro-batch is recomputed too, the paper's table 3.50.",
-        *_common_notes(),
+        *COMMON_NOTES,
         numbers["note"],
     ]
     return Table("table-2", "Table 2, Transformer-48: speed over K = 2, M = 1", HEADINGS, rows, notes)
@@ -133,11 +133,10 @@ def table_2(measure: Measure, report: ReportProgress) -> Table:
 def table_3(measure: Measure, report: ReportProgress) -> Table:
     """Returns Table 3's Transformer-24 on P100s without NVLink: speed over K, relative to K = 2, at M = 32."""
     numbers = paper_numbers("table3.transformer")
-    cases = [(stages, numbers["M"]) for stages in numbers["K"]]
-    paper = dict(zip(cases, numbers["speed"], strict=True))
-    rows, _ = _speeds(numbers["layers"], "P100", cases, paper, measure, True, report)
+    printed = {(stages, numbers["M"]): speed for stages, speed in zip(numbers["K"], numbers["speed"], strict=True)}
+    rows, _ = _speeds(numbers["layers"], "P100", printed, measure, DEVICES["P100"].messages, report)
     notes = [
-        *_common_notes(),
+        *COMMON_NOTES,
         "Measured: messages of the real size times the factor of the sleeps, over gloo. "
         f"Simulated: the same bytes at a P100's {DEVICES['P100'].link / 1e9:.0f} GB/s through the host.",
         numbers["note"],
@@ -146,14 +145,12 @@ def table_3(measure: Measure, report: ReportProgress) -> Table:
     return Table("table-3", title, HEADINGS, rows, notes)
 
 
-def _common_notes() -> list[str]:
-    return [
-        "Rows 'equal' divide the model evenly, the head included. Rows 'as cut' have the costs of the planned cells, "
-        "embedding and head included: whole layers do not divide evenly, and the most expensive cell decides.",
-        "Measured: the executor with sleeping stages, one process each, calibrated to the estimated layer costs. Each "
-        f"row is slowed down so that a mean forward sleeps {SLEEP_S * 1e3:.0f} ms; the speeds are corrected for that.",
-    ]
-
+COMMON_NOTES = (
+    "Rows 'equal' divide the model evenly, the head included. Rows 'as cut' have the costs of the planned cells, "
+    "embedding and head included: whole layers do not divide evenly, and the most expensive cell decides.",
+    "Measured: the executor with sleeping stages, one process each, calibrated to the estimated layer costs. Each "
+    f"row is slowed down so that a mean forward sleeps {SLEEP_S * 1e3:.0f} ms; the speeds are corrected for that.",
+)
 
 HEADINGS = (
     "K", "M", "cells", "slowed down", "step s (measured)", "spread", "speed (measured)", "speed (simulated)",
@@ -164,34 +161,40 @@ HEADINGS = (
 def _speeds(
     layers: int,
     device: str,
-    cases: Sequence[tuple[int, int]],
-    paper: dict[tuple[int, int], float],
+    printed: Speeds,
     measure: Measure,
-    real_links: bool,
+    link: Link | None,
     report: ReportProgress,
-) -> tuple[list[list[Value]], dict[tuple[int, int], float]]:
-    """Measures each case with equal cells, and those with the most micro-batches with planned ones. Returns the rows,
-    with speeds over the first, and the measured speeds of equal cells by K and M."""
+) -> tuple[list[list[Value]], Speeds]:
+    """Measures each printed case with equal cells, and those with the most micro-batches with planned ones; messages
+    have their real size where the ``link`` takes time. Returns the rows, with speeds over the first, and the measured
+    speeds of equal cells."""
     rows: list[list[Value]] = []
     first: list[float] = []
-    of_equal: dict[tuple[int, int], float] = {}
-    most = max(micro_batches for _, micro_batches in cases)
-    all_cases = [("equal", *case) for case in cases] + [("as cut", *case) for case in cases if case[1] == most]
-    for cells, stages, micro_batches in all_cases:
-        report(len(rows), len(all_cases), f"K = {stages}, M = {micro_batches}, cells {cells}")
+    of_equal: Speeds = {}
+    most = max(micro_batches for _, micro_batches in printed)
+    cases = [("equal", *case) for case in printed] + [("as cut", *case) for case in printed if case[1] == most]
+    for cells, stages, micro_batches in cases:
+        report(len(rows), len(cases), f"K = {stages}, M = {micro_batches}, cells {cells}")
         seconds, message, slowed = cell_seconds(layers, device, stages, micro_batches, cells == "as cut")
-        measured = measure(SleepingWork(seconds, micro_batches, message if real_links else MESSAGE_BYTES))
-        costs, link = measured.stage_costs, DEVICES[device].messages if real_links else None
+        measured = measure(SleepingWork(seconds, micro_batches, MESSAGE_BYTES if link is None else message))
+        costs = measured.stage_costs
         simulated_s = simulated_step(costs, micro_batches, message, link)
         steps = [each / slowed for each in (measured.median, simulated_s, closed_form(costs, micro_batches))]
         first = first or steps
         speeds = [base / own for base, own in zip(first, steps, strict=True)]
-        printed = paper[stages, micro_batches]
+        paper = printed[stages, micro_batches]
         shape = stages, micro_batches, cells, slowed, measured.median, measured.spread
-        rows.append([*shape, *speeds, printed, speeds[0] / printed])
+        rows.append([*shape, *speeds, paper, speeds[0] / paper])
         if cells == "equal":
             of_equal[stages, micro_batches] = speeds[0]
     return rows, of_equal
+
+
+def _printed_speeds(numbers: dict[str, Any]) -> Speeds:
+    """Returns the paper's speeds of Table 2, M by M."""
+    cases = [(stages, micro_batches) for micro_batches in numbers["M"] for stages in numbers["K"]]
+    return dict(zip(cases, (speed for row in numbers["speed"] for speed in row), strict=True))
 
 
 def slowed_down(costs: Sequence[CellCost], part: float) -> tuple[StageSeconds, float]:
@@ -209,11 +212,9 @@ def cell_seconds(
 
     The mini-batch is the same for every K and M: a micro-batch is 1/M of it, a stage about 1/K of the model.
     """
-    shape = LanguageModelShape(layers)
-    cluster = Cluster(stages, DEVICES[device].memory_bytes, "gpu", device=replace(DEVICES[device], memory_bytes=2**62))
-    work = language_model(shape, PipelineSettings(stages=stages, micro_batches=BATCH))
-    planned = plan_workload(work, replace(cluster, bytes_per_device=2**62), estimated_costs)
-    costs = [stage.cost for stage in planned.plan.cells]
+    cluster = Cluster(stages, 2**62, "gpu", device=replace(DEVICES[device], memory_bytes=2**62))
+    work = language_model(LanguageModelShape(layers), PipelineSettings(stages=stages, micro_batches=BATCH))
+    costs = [cell.cost for cell in plan_workload(work, cluster, estimated_costs).plan.cells]
     part = BATCH / micro_batches  # of the mini-batch, in the micro-batches that were estimated
     seconds, slowed = slowed_down(costs, part)
     message = int(max(cost.activation_bytes for cost in costs) * part * slowed)
@@ -257,20 +258,16 @@ def amoebanet_speeds(measure: Measure, costs: MeasureCosts, report: ReportProgre
     layers = costs(work.with_pipeline(PipelineSettings(micro_batches=base)))
     rows: list[list[Value]] = []
     first: tuple[float, float] | None = None
-    for m, paper in zip(numbers["M"], numbers["speed"], strict=True):
-        for stages, printed_speed in zip(numbers["K"], paper, strict=True):
-            report(len(rows), len(numbers["M"]) * len(numbers["K"]), f"AmoebaNet-D, K = {stages}, M = {m}")
-            cells, seconds, slowed = split_layers(layers, stages, m, base)
-            measured = measure(SleepingWork(seconds, m))
-            step, simulated = measured.median / slowed, simulated_step(measured.stage_costs, m) / slowed
-            first = first or (step, simulated)
-            speed = first[0] / step
-            rows.append(
-                [
-                    stages, m, str(cells), heaviest_over_mean(seconds), measured.median, measured.spread, speed,
-                    first[1] / simulated, printed_speed, speed / printed_speed,
-                ]
-            )  # fmt: skip
+    printed = _printed_speeds(numbers)
+    for (stages, micro_batches), paper in printed.items():
+        report(len(rows), len(printed), f"AmoebaNet-D, K = {stages}, M = {micro_batches}")
+        cells, seconds, slowed = split_layers(layers, stages, micro_batches, base)
+        measured = measure(SleepingWork(seconds, micro_batches))
+        step, simulated = measured.median / slowed, simulated_step(measured.stage_costs, micro_batches) / slowed
+        first = first or (step, simulated)
+        speed = first[0] / step
+        shape = stages, micro_batches, str(cells), heaviest_over_mean(seconds), measured.median, measured.spread
+        rows.append([*shape, speed, first[1] / simulated, paper, speed / paper])
     headings = (
         "K", "M", "cells", "heaviest / mean cell", "step s (measured)", "spread", "speed (measured)",
         "speed (simulated)", "speed (paper)", "ours / paper",
