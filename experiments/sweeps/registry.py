@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from experiments.base.cluster import Cluster
 from experiments.sweeps import batch_size, low_resource, multilingual_sweeps, trainability, transfer
 from experiments.sweeps.members.base import Sweep
 from suite.errors import SettingError, nearest
@@ -23,7 +22,7 @@ SWEEPS: dict[str, Sweep] = {
 }
 
 
-def find_scale(sweep: Sweep, requested: str, cluster: Cluster) -> str:
+def find_scale(sweep: Sweep, requested: str) -> str:
     """Returns the requested scale; ``auto`` is the sweep's first scale, or empty for a sweep without scales.
 
     Raises SettingError with the closest names for an unknown scale.
@@ -31,6 +30,6 @@ def find_scale(sweep: Sweep, requested: str, cluster: Cluster) -> str:
     if requested == "auto":
         return sweep.scales[0] if sweep.scales else ""
     if requested not in sweep.scales:
-        known = f"{nearest(requested, [*sweep.scales, 'auto'])}" if sweep.scales else "omit SCALE"
+        known = nearest(requested, [*sweep.scales, "auto"]) if sweep.scales else "omit SCALE"
         raise SettingError(f"sweep {sweep.name} has no scale {requested!r}; {known}")
     return requested

@@ -136,7 +136,7 @@ def job_command(request: JobRequest) -> JobCommand:
             )
         if settings:
             raise SettingError(f"sweep {name} takes no settings, because its members have their own; leave SET out")
-        folder = folder_name(name, find_scale(SWEEPS[name], scale, Cluster(1, GIB, "cpu")))
+        folder = folder_name(name, find_scale(SWEEPS[name], scale))
         return JobCommand(name, ("sweep", name, "--scale", scale, "--launcher", "ray"), extra_folders=(folder,))
     if not name:
         known = ", ".join([*experiments(), *SWEEPS])

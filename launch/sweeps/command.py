@@ -47,7 +47,7 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     family, backend = find_sweep(name), select_backend(launcher)
     cluster = backend.cluster()
     backend.close()
-    scale = find_scale(family, scale_name, cluster)
+    scale = find_scale(family, scale_name)
     values = {"NAME": name, "SCALE": scale} if scale else {"NAME": name}
     again = command("submit", **values, **job_storage()) if in_job() else command("sweep", **values)
     failures: list[str] = []
@@ -159,7 +159,7 @@ def report(name: str, scale_name: str, console: Console) -> None:
     cluster = this_machine()
     written = 0
     for family in [find_sweep(name)] if name else _known_sweeps(console):
-        for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name, cluster)]:
+        for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name)]:
             members = family.members(scale, cluster, RUNS.resolve())
             if any((RUNS / member.folder / "record.json").exists() for member in members):
                 try:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
 
 from launch.runs.store import RunFolder
 from launch.tracking.follower import LogTail
@@ -16,12 +15,11 @@ INTERVAL_S = 30.0
 """Seconds between two lines without a terminal."""
 
 
-class SweepProgress:
+class SweepProgress(Progress):
     """A bar for the sweep and one for each run in training; without a terminal, a line every INTERVAL_S."""
 
     def __init__(self, console: Console, tasks: int) -> None:
-        self._console = console
-        self._bars = Progress(
+        super().__init__(
             TextColumn("{task.description}"),
             MofNCompleteColumn(),
             BarColumn(),
@@ -30,54 +28,40 @@ class SweepProgress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._all = self._bars.add_task("sweep", total=tasks, status="")
-        self._done, self._tasks = 0, tasks
-        self._runs: dict[str, tuple[TaskID, LogTail | None, int]] = {}
-        self._status: dict[str, str] = {}
-        self._last = time.monotonic()
+        self._sweep = self.add_task("sweep", total=tasks, status="")
+        self._runs: dict[str, tuple[TaskID, LogTail | None]] = {}
+        self._last_line = time.monotonic()
 
-    def __enter__(self) -> SweepProgress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
-    @property
-    def log(self) -> Callable[[str], None]:
-        """Prints a line above the bars."""
-        return self._bars.console.print
-
-    def begin(self, name: str, run: RunFolder | None = None, steps: int = 1) -> None:
+    def begin(self, name: str, run: RunFolder | None, steps: int) -> None:
         """Shows a task; with a run's folder, also its steps."""
-        bar = self._bars.add_task(name, total=steps, status="")
-        self._runs[name] = bar, None if run is None else LogTail(run.metrics), steps
+        bar = self.add_task(name, total=steps, status="")
+        self._runs[name] = bar, None if run is None else LogTail(run.metrics)
 
     def remove(self, name: str) -> None:
         if name in self._runs:
-            bar, _, _ = self._runs.pop(name)
-            self._bars.remove_task(bar)
-        self._status.pop(name, None)
+            bar, _ = self._runs.pop(name)
+            self.remove_task(bar)
 
     def end(self, name: str) -> None:
         """Removes a task that is done or will not be retried."""
         self.remove(name)
-        self._done += 1
-        self._bars.update(self._all, completed=self._done)
+        self.advance(self._sweep)
 
-    def poll(self, waiting_for: str = "") -> None:
+    def poll(self, waiting_for: str) -> None:
         """Shows what the runs wrote since the last call; ``waiting_for`` says why tasks wait."""
-        self._bars.update(self._all, status=waiting_for)
-        for name, (bar, tail, steps) in self._runs.items():
+        self.update(self._sweep, status=waiting_for)
+        for bar, tail in self._runs.values():
             new = list(filter(is_step, tail.values())) if tail is not None else []
-            if not new:
-                continue
-            last = new[-1]
-            loss = "not finite" if last[LOSS] is None else f"{last[LOSS]:.3f}"
-            self._status[name] = f"{name} step {last[STEP]}/{steps} loss {loss}"
-            self._bars.update(bar, completed=last[STEP], status=f"loss {loss}")
-        if not self._console.is_terminal and time.monotonic() > self._last + INTERVAL_S:
-            self._last = time.monotonic()
-            now = "; ".join(self._status.get(name, name) for name in self._runs)
-            status = "; ".join(part for part in (now, waiting_for) if part)
-            self._console.print(f"{self._done} of {self._tasks} done; {status}")
+            if new:
+                loss = "not finite" if new[-1][LOSS] is None else f"{new[-1][LOSS]:.3f}"
+                self.update(bar, completed=new[-1][STEP], status=f"loss {loss}")
+        if not self.console.is_terminal and time.monotonic() > self._last_line + INTERVAL_S:
+            self._last_line = time.monotonic()
+            sweep, *runs = self.tasks
+            status = "; ".join([*map(_line, runs), *([waiting_for] if waiting_for else [])])
+            self.console.print(f"{sweep.completed} of {sweep.total} done; {status}")
+
+
+def _line(run: Task) -> str:
+    status = run.fields["status"]
+    return f"{run.description} step {run.completed}/{run.total} {status}" if status else run.description

@@ -46,10 +46,7 @@ class MemberSpec:
 
     @staticmethod
     def of_line(line: str) -> MemberSpec:
-        return _SPEC.validate_json(line)
-
-
-_SPEC = TypeAdapter(MemberSpec)
+        return TypeAdapter(MemberSpec).validate_json(line)
 
 
 def score(spec: MemberSpec, console: Console) -> None:

@@ -74,7 +74,7 @@ class ProcessPool:
         self._closed = False
 
     def run(self, spec: MemberSpec, log_file: Path, variables: Mapping[str, str]) -> None:
-        """Runs a member to its end, with ``variables`` in its environment. Raises MemberError."""
+        """Runs a member to its end, with ``variables`` in its environment. Raises MemberError when it fails."""
         outcome_file = Path(spec.outcome_file)
         outcome_file.unlink(missing_ok=True)
         process = self._start(spec, log_file, variables)
@@ -82,13 +82,22 @@ class ProcessPool:
             process.wait()
         finally:
             if process.returncode != 0:
-                _signal(process, signal.SIGKILL)  # its workers may have survived it
+                _kill_session(process)  # its workers may have survived it
             with self._lock:
                 self._running.discard(process)
             if process.stdin is not None:
                 with suppress(BrokenPipeError):  # closing flushes what it did not read
                     process.stdin.close()
-        _raise_failure(process.returncode, outcome_file, log_file)
+        try:
+            failure: dict[str, str] = json.loads(outcome_file.read_text())
+        except FileNotFoundError:
+            code = process.returncode
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise MemberError(
+                f"its process ended {how} without a report; its log is {log_file}", RetryDecision.AGAIN
+            ) from None
+        if failure:
+            raise MemberError(failure["message"], RetryDecision(failure["retry"]))
 
     def _start(self, spec: MemberSpec, log_file: Path, variables: Mapping[str, str]) -> subprocess.Popen[str]:
         with self._lock, log_file.open("a") as file:
@@ -116,33 +125,20 @@ class ProcessPool:
             self._closed = True
             running = list(self._running)
         for process in running:
-            _signal(process, signal.SIGTERM, whole_session=False)
+            process.terminate()
         until = time.monotonic() + END_S
         try:
             while time.monotonic() < until and any(process.poll() is None for process in running):
                 time.sleep(0.1)
         finally:
             for process in running:
-                _signal(process, signal.SIGKILL)
+                _kill_session(process)
 
 
-def _signal(process: subprocess.Popen[str], number: signal.Signals, whole_session: bool = True) -> None:
-    """Sends a signal to a member or its whole process group; the group keeps its id after its leader's death."""
+def _kill_session(process: subprocess.Popen[str]) -> None:
+    """Kills a member and its workers; their process group keeps its id after its leader's death."""
     with suppress(ProcessLookupError):
-        (os.killpg if whole_session else os.kill)(process.pid, number)
-
-
-def _raise_failure(code: int, outcome_file: Path, log_file: Path) -> None:
-    """Raises MemberError unless the process reported success."""
-    try:
-        failure: dict[str, str] = json.loads(outcome_file.read_text())
-    except FileNotFoundError:
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        raise MemberError(
-            f"its process ended {how} without a report; its log is {log_file}", RetryDecision.AGAIN
-        ) from None
-    if failure:
-        raise MemberError(failure["message"], RetryDecision(failure["retry"]))
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def main() -> None:

@@ -86,20 +86,17 @@ class SchedulerListener(Protocol):
         """Called at every poll; ``waiting_for`` says what tasks wait for while none of ours runs."""
 
 
-def run_tasks(tasks: Sequence[Task], device_pool: DevicePool, listener: SchedulerListener) -> None:
+class Scheduler:
     """Runs all tasks; a failure only affects tasks that come after it.
 
     Threads are daemons: an interrupt ends the wait at once, and the caller must end the tasks' processes.
     """
-    _Scheduler(tasks, device_pool, listener).run()
 
-
-class _Scheduler:
     def __init__(self, tasks: Sequence[Task], device_pool: DevicePool, listener: SchedulerListener) -> None:
         self._device_pool, self._listener = device_pool, listener
         self._waiting = list(tasks)
         self._names = {task.name for task in tasks}
-        self._running: dict[str, tuple[Task, tuple[int, ...]]] = {}
+        self._running: dict[Task, tuple[int, ...]] = {}
         self._done: set[str] = set()
         self._failed_tasks: set[str] = set()
         self._attempts: Counter[str] = Counter()
@@ -151,7 +148,7 @@ class _Scheduler:
         return in_order([task for task in due if time.monotonic() >= self._not_before.get(task.name, 0.0)])
 
     def _next(self, due: Sequence[Task], total: int, free: int) -> Task | None:
-        ours = sum(task.need for task, _ in self._running.values())
+        ours = sum(task.need for task in self._running)
         # keep the devices of a failed task for its retry
         pausing = sum(task.need for task in self._waiting if task.name in self._to_retry and task not in due)
         return select_task(due, min(free, total - ours) - pausing, min(free + ours, total), self._passed)
@@ -160,25 +157,25 @@ class _Scheduler:
         for passed in due[: due.index(task)]:
             self._passed[passed.name] += 1
         self._waiting.remove(task)
-        taken = {at for _, ids in self._running.values() for at in ids}
+        taken = {at for ids in self._running.values() for at in ids}
         free = (at for at in range(len(taken) + task.need) if at not in taken)
         ids = tuple(next(free) for _ in range(task.need))
-        self._running[task.name] = task, ids
+        self._running[task] = ids
         self._attempts[task.name] += 1
         self._to_retry.discard(task.name)
         self._listener.started(task)
         threading.Thread(target=self._run, args=(task, ids), daemon=True).start()
 
     def _run(self, task: Task, ids: tuple[int, ...]) -> None:
+        error: BaseException | None = None
         try:
             task.work(ids)
-        except BaseException as error:
-            self._results.put((task, error))
-        else:
-            self._results.put((task, None))
+        except BaseException as caught:
+            error = caught
+        self._results.put((task, error))
 
     def _end(self, task: Task, error: BaseException | None) -> None:
-        del self._running[task.name]
+        del self._running[task]
         self._still_free += task.need
         if error is None:
             self._waiting_since.clear()
@@ -214,7 +211,6 @@ class _Scheduler:
 
 
 def _gave_up(found: str) -> PlacementError:
-    hours = MAX_WAIT_S / 3600
     return PlacementError(
-        f"others held its devices for {hours:.0f} hours: {found}; run the sweep again when more are free"
+        f"others held its devices for {MAX_WAIT_S / 3600:.0f} hours: {found}; run the sweep again when more are free"
     )

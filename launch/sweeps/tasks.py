@@ -17,7 +17,7 @@ from launch.sweeps.member import MemberSpec, log_console
 from launch.sweeps.member_process import ProcessPool, run_member
 from launch.sweeps.pending import PendingMember
 from launch.sweeps.retries import MAX_ATTEMPTS, MemberError, RetryDecision, message_of
-from launch.sweeps.scheduler import DevicePool, Task, run_tasks
+from launch.sweeps.scheduler import DevicePool, Scheduler, Task
 from suite.errors import SuiteError
 
 
@@ -49,7 +49,7 @@ class SweepTasks:
         self._console.print(f"{len(tasks)} tasks, {total} devices; their logs are in {self._logs}")
         try:
             with SweepProgress(self._console, len(tasks)) as self._display:
-                run_tasks(tasks, device_pool, self)
+                Scheduler(tasks, device_pool, self).run()
         finally:
             self._processes.end()
 
@@ -57,21 +57,19 @@ class SweepTasks:
         run, steps = self._runs.get(task.name, (None, 1))
         self._display.begin(task.name, run, steps)
         if not self._console.is_terminal:
-            self._display.log(f"{task.name}: started")
+            self._console.print(f"{task.name}: started")
 
     def postponed(self, task: Task, error: BaseException, verdict: RetryDecision, attempts: int) -> None:
         self._display.remove(task.name)
+        what = f"failed: {message_of(error)}; attempt {attempts + 1} of {MAX_ATTEMPTS} follows"
         if verdict == RetryDecision.WHEN_FREE:
-            self._display.log(
-                f"{task.name}: waiting again, because others took the devices first ({message_of(error)})"
-            )
-            return
-        self._display.log(f"{task.name}: failed: {message_of(error)}; attempt {attempts + 1} of {MAX_ATTEMPTS} follows")
+            what = f"waiting again, because others took the devices first ({message_of(error)})"
+        self._console.print(f"{task.name}: {what}")
 
     def ended(self, task: Task, error: BaseException | None, attempts: int) -> None:
         """Logs the result of a task, and records a failure: a sentence here, a bug's traceback in the member's log."""
         self._display.end(task.name)
-        self._display.log(f"{task.name}: {'done' if error is None else f'failed: {message_of(error)}'}")
+        self._console.print(f"{task.name}: {'done' if error is None else f'failed: {message_of(error)}'}")
         if error is None:
             return
         times = f" {attempts} times, the last time" if attempts > 1 and isinstance(error, MemberError) else ""
@@ -85,15 +83,13 @@ class SweepTasks:
         self._display.poll(waiting_for)
 
     def _tasks(self, pending: PendingMember, total: int, variables: dict[str, str]) -> list[Task]:
-        member, pipeline = pending.member, pending.member.experiment.pipeline
-        train = f"train {member.folder}"
+        member, train = pending.member, f"train {pending.member.folder}"
         outcome = str(self._log_path(member.folder).with_suffix(".outcome.json"))
         spec = MemberSpec("train", member.folder, member.experiment.to_toml(), self._launcher, outcome, member.scoring)
         tasks = []
         if not pending.trained:
             self._runs[train] = pending.run, member.experiment.train.steps
-            # a pipeline with more workers than cores shares all of them
-            need = min(pipeline.stages * pipeline.replicas, total)
+            need = min(pending.devices, total)  # a pipeline with more workers than cores shares all of them
             after = (f"train {member.after}",) if member.after else ()
             tasks.append(Task(train, need, self._worker(spec, variables), after, member.priority))
         if member.scoring is not None and not pending.scored:

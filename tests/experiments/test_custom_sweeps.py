@@ -62,7 +62,7 @@ def members(name, scale=""):
 
 def test_members_of_one_label_differ_only_in_their_seed(folder):
     sweep = find_sweep("own.py:good")
-    assert find_scale(sweep, "auto", LAPTOP) == "laptop"
+    assert find_scale(sweep, "auto") == "laptop"
     assert find_sweep("own.py:by_depth").scales == ("laptop", "paper")  # no list has transformer_26
     runs = members("good", "laptop")
     assert [(run.folder, run.experiment.train.steps) for run in runs[:3]] == [

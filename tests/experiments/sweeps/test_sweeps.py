@@ -181,7 +181,7 @@ def test_the_long_scale_compares_three_models_on_one_core_each_with_attention_as
 def test_an_unknown_sweep_or_scale_is_refused_with_the_closest():
     with pytest.raises(SettingError, match="there is no sweep 'depth'"):
         find_sweep("depth")
-    assert find_scale(SWEEPS["capacity"], "auto", LAPTOP) == "laptop"
-    assert find_scale(SWEEPS["transfer"], "auto", LAPTOP) == ""
+    assert find_scale(SWEEPS["capacity"], "auto") == "laptop"
+    assert find_scale(SWEEPS["transfer"], "auto") == ""
     with pytest.raises(SettingError, match="no scale 'tinny'; did you mean tiny"):
-        find_scale(SWEEPS["capacity"], "tinny", LAPTOP)
+        find_scale(SWEEPS["capacity"], "tinny")

@@ -18,7 +18,7 @@ def show(console, folder):
             json.dumps({"step": 3, "train/loss": 1.5}) + "\n" + json.dumps({"step": 3, "valid/nll": 2.0}) + "\n"
         )
         progress.poll("1 of 2 devices are free; train b needs 2")
-        progress._bars.refresh()
+        progress.refresh()
         progress.end("train a")
     return console.file.getvalue()
 

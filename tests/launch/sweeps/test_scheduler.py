@@ -15,10 +15,10 @@ from launch.sweeps import scheduler
 from launch.sweeps.retries import MAX_ATTEMPTS, MemberError, RetryDecision, decide_retry
 from launch.sweeps.scheduler import (
     MAX_PASSED_OVER,
+    Scheduler,
     SchedulerListener,
     Task,
     in_order,
-    run_tasks,
     select_task,
 )
 from suite.errors import (
@@ -65,6 +65,10 @@ class Log(SchedulerListener):
 
     def postponed(self, task, error, verdict, attempts):
         self.again.append((task.name, verdict))
+
+
+def run_tasks(tasks, device_pool, listener):
+    Scheduler(tasks, device_pool, listener).run()
 
 
 def own_devices(total):
