@@ -14,7 +14,6 @@ from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.multilingual import baseline, member, seeds
 from experiments.sweeps.members.scales import SWEEPS
-from experiments.sweeps.report.margins import mean_and_margin
 from experiments.sweeps.report.results import Metric, Results
 from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import text_sweep
@@ -85,9 +84,7 @@ def batch_table(results: Results) -> Table:
             [size, here, *_cells(results, share, EQUAL_STEPS), *_cells(results, share, EQUAL_TOKENS), bleu, nll]
         )
     # the scores of the source itself are the same for all runs, and have no NLL
-    of_source = (Metric(name, copied=True, into_english=True) for name in MEASURES)
-    copies = ([run.score(LANGUAGE, metric) for run in results.runs[:1]] for metric in of_source)
-    copied = [None, None, *(mean_and_margin([score for score in found if score is not None]) for found in copies)]
+    copied = [None, None, *_scores(results, next(iter(results.labels), ""), copied=True)]
     rows.append(["copying the source", None, *copied, *copied, None, None])
     columns = ("steps", "tokens", "test NLL", "chrF", "BLEU")
     measured = [f"{column}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for column in columns]
@@ -104,9 +101,12 @@ def batch_table(results: Results) -> Table:
 def _cells(results: Results, share: float, kind: str) -> list[Value]:
     name = label(share, kind)
     record = next((run.record for run in results.runs_of(name)), {})
-    metrics = (Metric(each, into_english=True) for each in MEASURES)
-    scores = [mean_and_margin(results.means(name, [LANGUAGE], metric)) for metric in metrics]
-    return [record.get("steps"), record.get("tokens"), *scores]
+    return [record.get("steps"), record.get("tokens"), *_scores(results, name)]
+
+
+def _scores(results: Results, name: str, copied: bool = False) -> list[str | None]:
+    metrics = (Metric(each, copied=copied, into_english=True) for each in MEASURES)
+    return [results.shown(name, [LANGUAGE], metric) for metric in metrics]
 
 
 SWEEP = text_sweep(

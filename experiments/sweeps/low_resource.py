@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from experiments.report.figure import INK, new_figure
 from experiments.report.page import Picture
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.few_pairs import NAME, RULES, Case, Model, alone, cases, low_resource_members
+from experiments.sweeps.members.few_pairs import NAME, RULES, alone, cases, low_resource_members
 from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.report.figures import draw_with_margins
 from experiments.sweeps.report.margins import mean_and_margin, t_margin
@@ -37,7 +37,6 @@ MEASURES = {
     "test NLL, no near-duplicates": Metric("nll", DISTINCT),
     "chrF, no near-duplicates": Metric("chrf", DISTINCT),
 }
-"""What each column has."""
 
 PAPER = "one multilingual model beats bilingual ones, most on low-resource languages"
 
@@ -47,29 +46,21 @@ class Validations:
     """A run's validations of its language."""
 
     run: Run
-    points: tuple[tuple[int, float], ...]
+    points: list[tuple[int, float]]
     """(tokens seen, NLL in nats per token)"""
-    best: int
-    """The place of the best checkpoint's validation."""
+    best_tokens: int
+    """Of the best checkpoint, as ``best_nll``."""
+    best_nll: float
 
     @classmethod
     def read(cls, run: Run) -> Validations:
         (language,) = run.languages
-        tokens, found, steps = 0, [], []
+        tokens, points = 0, {}
         for line in read_lines(run.folder / "metrics.jsonl"):
             tokens = int(line.get(units_done("tokens"), tokens))
             if (nll := line.get(f"valid/nll/{language}")) is not None:
-                found.append((tokens, float(nll)))
-                steps.append(int(line[STEP]))
-        return cls(run, tuple(found), steps.index(scored_step(run.record)))
-
-    @property
-    def best_tokens(self) -> int:
-        return self.points[self.best][0]
-
-    @property
-    def best_nll(self) -> float:
-        return self.points[self.best][1]
+                points[int(line[STEP])] = tokens, float(nll)
+        return cls(run, [*points.values()], *points[scored_step(run.record)])
 
     @property
     def share(self) -> float:
@@ -91,43 +82,33 @@ def _train_pairs(run: Run) -> int:
     return next(int(scores["train_pairs"]) for scores in run.scores["directions"].values())
 
 
-def _scores(runs: Sequence[Run], metric: Metric) -> list[float]:
-    """Returns a score of each run that has it."""
-    found = [run.score(run.languages[0], metric) for run in runs]
-    return [score for score in found if score is not None]
-
-
 def verdicts(results: Results) -> list[Verdict]:
     """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages, if any."""
     found = []
     for case in cases(results.scale):
-        alone, relatives, *control = case.models
-        found.append(_verdict(case, relatives, alone, "beats the tuned bilingual model", PAPER, results))
-        for unrelated in control:
-            what = "beats one with unrelated languages"
-            found.append(_verdict(case, relatives, unrelated, what, "the paper does not test this", results))
+        language, labels = case.group.language, [case.label(model) for model in case.models]
+        alone, relatives, *control = labels
+        others = [(alone, "beats the tuned bilingual model", PAPER)]
+        others += [(other, "beats one with unrelated languages", "the paper does not test this") for other in control]
+        for other, what, paper in others:
+            compared = compare(results, relatives, other, [language], labels)
+            finding = f"{case.title}: the multilingual model {what}"
+            found.append(Verdict(finding, paper, ((language, compared),), compared.outcome))
     return found
-
-
-def _verdict(case: Case, more: Model, less: Model, what: str, paper: str, results: Results) -> Verdict:
-    language, labels = case.group.language, [case.label(model) for model in case.models]
-    found = compare(results, case.label(more), case.label(less), [language], labels)
-    return Verdict(f"{case.title}: the multilingual model {what}", paper, ((language, found),), found.outcome)
 
 
 def score_table(results: Results) -> Table:
     """Returns one row per model of each case, and one for copying the source."""
     rows: list[list[Value]] = []
     for case in cases(results.scale):
-        scored: list[Run] = []
+        language, scored_label = [case.group.language], ""
         for model in case.models:
-            runs = results.runs_of(case.label(model))
-            scored += runs
+            label, runs = case.label(model), results.runs_of(case.label(model))
+            scored_label = scored_label or (label if runs else "")
             tokens = statistics.fmean(Validations.read(run).best_tokens for run in runs) if runs else None
-            scores = (mean_and_margin(_scores(runs, metric)) for metric in MEASURES.values())
+            scores = (results.shown(label, language, metric) for metric in MEASURES.values())
             rows.append([case.title, model.name, len(runs), *scores, tokens])
-        copies = (replace(metric, copied=True) for metric in MEASURES.values())
-        copied = (mean_and_margin(_scores(scored[:1], metric)) for metric in copies)
+        copied = (results.shown(scored_label, language, replace(metric, copied=True)) for metric in MEASURES.values())
         rows.append([case.title, "copying the source", None, *copied, None])
     headings = ("language and pairs", "model", "seeds", *MEASURES, "tokens at the best checkpoint")
     notes = [
@@ -138,7 +119,6 @@ def score_table(results: Results) -> Table:
 
 
 def direction_table(results: Results) -> Table:
-    """Returns NLL and chrF out of English and into it."""
     found = [(case.label(model), case) for case in cases(results.scale) for model in case.models]
     return by_direction(results, [(label, label, [case.group.language]) for label, case in found])
 
@@ -147,8 +127,8 @@ def budget_table(results: Results) -> Table:
     """Returns the validation NLL of each model at its best, at equal tokens of the language, and at equal tokens."""
     rows: list[list[Value]] = []
     for case in cases(results.scale):
-        alone = [Validations.read(run) for run in results.runs_of(case.label(case.models[0]))]
-        budgets = {run.run.seed: run.best_tokens for run in alone}
+        alone = results.runs_of(case.label(case.models[0]))
+        budgets = {run.seed: Validations.read(run).best_tokens for run in alone}
         for model in case.models:
             finished = [Validations.read(run) for run in results.runs_of(case.label(model)) if run.seed in budgets]
             own = _at_budget([(run, budgets[run.run.seed] / run.share) for run in finished])
@@ -193,19 +173,18 @@ def dose_response(results: Results) -> list[Picture]:
 
 
 def _dose_response(results: Results, measure: str) -> list[Picture]:
-    metric = MEASURES[measure]
+    metric, language = MEASURES[measure], RULES[results.scale].group.language
     points: dict[str, list[tuple[float, float, float]]] = {}
     copied: list[float] = []
     for case in cases(results.scale):
         for model in case.models:
-            runs = results.runs_of(case.label(model))
-            if values := _scores(runs, metric):
-                point = _train_pairs(runs[0]), statistics.fmean(values), t_margin(values)
+            label = case.label(model)
+            if values := results.means(label, [language], metric):
+                point = _train_pairs(results.runs_of(label)[0]), statistics.fmean(values), t_margin(values)
                 points.setdefault(model.name, []).append(point)
-                copied = copied or _scores(runs[:1], replace(metric, copied=True))
+                copied = copied or results.means(label, [language], replace(metric, copied=True))
     if not points:
         return []
-    language = RULES[results.scale].group.language
     figure, axis = new_figure(f"training pairs of {language}", f"{measure} of {language}")
     for name, places in points.items():
         draw_with_margins(axis, name, sorted(places))

@@ -42,18 +42,15 @@ t12_400m  T(6, 8192, 16)  --twice as deep and twice as wide-->  t24_1_3b_wide  T
                           --four times as deep------------->    t48_1_3b_deep  T(24, 8192, 16)
 """
 
-GROWING = tuple(name for name in MODELS if "deep" not in name)
-"""The sizes that grow in depth and width together: 400M, 1.3B, 3B, 6B."""
-
 CAPACITY_SWEEP = text_sweep(
     "capacity",
     "Capacity",
     "One multilingual model in growing sizes on the same text, update and seeds, each trained until its validations "
     "stop improving, within a largest number of steps.",
-    lambda scale, cluster, runs: multilingual(GROWING, scale, cluster),
+    lambda scale, cluster, runs: multilingual([name for name in MODELS if "deep" not in name], scale, cluster),
     (bigger_is_better,),
 )
-"""Its runs are those of ``depth_width``."""
+"""Those runs of ``depth_width`` that grow in depth and width together: 400M, 1.3B, 3B, 6B."""
 
 BILINGUAL_SWEEP = text_sweep(
     BILINGUAL,
@@ -68,14 +65,12 @@ BILINGUAL_SWEEP = text_sweep(
 """The smallest multilingual model has the shape that the baselines have before they are tuned."""
 
 TEMPERATURE = "temperature"
-OTHER_TEMPERATURES = (1.0, 100.0)
-"""The temperatures beside the runs' own 5."""
 
 
 def _temperature_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     members = multilingual((SMALLEST,), scale, cluster)
     for seed in seeds(scale):
-        for temperature in OTHER_TEMPERATURES:
+        for temperature in (1.0, 100.0):  # the runs' own is 5
             run = model(SMALLEST, scale, cluster, seed).with_settings(f"text.temperature={temperature}")
             name, label = f"{SMALLEST}-T{temperature:g}", f"{SMALLEST}, T = {temperature:g}"
             members.append(member(TEMPERATURE, scale, name, seed, label, run))
@@ -100,14 +95,11 @@ def _romance_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
         f"train.steps={run.train.steps // 4} train.checkpoint_every=250 train.validate_every=125 "
         "pipeline.stages=1 pipeline.micro_batches=1"  # two run at a time
     )
-    return [
-        Member(f"{folder}/{run.name}-0", run.name, run, scoring),
-        *(
-            Member(f"{folder}/{language}-0", baseline_label(language), alone, scoring)
-            for language in run.text.corpus_languages or ()
-            for alone in [run.with_settings(f"text.languages={language} {settings}")]
-        ),
-    ]
+    members = [Member(f"{folder}/{run.name}-0", run.name, run, scoring)]
+    for language in run.text.corpus_languages or ():
+        alone = run.with_settings(f"text.languages={language} {settings}")
+        members.append(Member(f"{folder}/{language}-0", baseline_label(language), alone, scoring))
+    return members
 
 
 ROMANCE_SWEEP = text_sweep(
@@ -119,4 +111,3 @@ ROMANCE_SWEEP = text_sweep(
     _romance_members,
     scales=("laptop",),
 )
-"""``romance_strings`` beside bilingual models."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,13 @@ from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member, Report, Sweep
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
-from experiments.sweeps.report.results import BILINGUAL_MODELS, Results, read_results
+from experiments.sweeps.report.results import Results, read_results
 from experiments.sweeps.report.score_tables import (
-    bilingual_name,
     by_direction,
     by_language,
     by_model,
     by_third,
+    compared_models,
     overlap_table,
 )
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Gain, Verdict
@@ -47,26 +48,28 @@ def text_sweep(
         baselines = tuned(scale, cluster)
         untuned = ", ".join(label for label, alone in baselines if best_setting(alone, runs) is None)
         what = [about, _shrinking(results)] if isinstance(about, str) else about(results)
-        sentences = [*what, *still_improving(results), *_missing(results)]
+        missing = ", ".join(dict.fromkeys(member.folder for member in results.missing))
+        sentences = [*what, *still_improving(results)]
+        sentences += [f"Not finished or not scored, and excluded from all numbers: {missing}."] if missing else []
         sentences += [f"Not tuned yet, and excluded from all numbers: {untuned}."] if untuned else []
         verdicts = [verdict for finding in findings for verdict in finding(results)]
-        shown = [make(results) for make in own_tables]
-        tables = list(shown)
+        findings_table = verdict_table(verdicts)
+        shown, details, pictures = [make(results) for make in own_tables], [], own_pictures(results)
         if results.multilingual_labels:
             shown.append(by_third(results))
-            tables = [*shown, by_model(results), by_language(results), _directions(results)]
-        pictures = [*by_third_pictures(results), *against_bilingual(results), *own_pictures(results)]
+            details = [by_model(results), by_language(results), by_direction(results, compared_models(results))]
+            pictures = [*by_third_pictures(results), *against_bilingual(results), *pictures]
         sections = [
             Section("What was compared", sentences),
-            Section("Findings", tables=[verdict_table(verdicts)]),
-            Section("Scores", tables=tables, pictures=pictures),
+            Section("Findings", tables=[findings_table]),
+            Section("Scores", tables=[*shown, *details], pictures=pictures),
             Section("Leakage", tables=[overlap_table(results), distinct_table(verdicts)]),
             Section("Tuning", tables=[tuning_table(baselines, runs)] if baselines else []),
             Section("Losses", pictures=loss_curves(results)),
             Section("Runs", tables=[_runs_table(results)], sentences=_signatures(results)),
         ]
         page = Page(f"{title}, scale {scale}", sections, warning=smoke_test(scale))
-        return Report(page, [verdict_table(verdicts), *shown])
+        return Report(page, [findings_table, *shown])
 
     return Sweep(name, members, report, scales)
 
@@ -80,13 +83,6 @@ def _shrinking(results: Results) -> str:
     count = len({each.member.folder for each in results.runs})  # a run with two labels counts once
     text = f"{count} runs are finished and scored, on {run.record['data']}"
     return f"{text}. Changed from the paper's {run.record['name']}: {', '.join(shrunk)}." if shrunk else f"{text}."
-
-
-def _directions(results: Results) -> Table:
-    models = [(label, label, results.languages) for label in results.multilingual_labels]
-    if results.baselines:
-        models.append((bilingual_name(results), BILINGUAL_MODELS, results.baselines))
-    return by_direction(results, models)
 
 
 def verdict_table(verdicts: list[Verdict]) -> Table:
@@ -146,23 +142,14 @@ def smoke_test(scale: str) -> str:
     )
 
 
-def _missing(results: Results) -> list[str]:
-    if not results.missing:
-        return []
-    folders = ", ".join(dict.fromkeys(member.folder for member in results.missing))
-    return [f"Not finished or not scored, and excluded from all numbers: {folders}."]
-
-
 def still_improving(results: Results) -> list[str]:
     """Returns a sentence with the labels of runs whose last validation was the best: they could still improve."""
-    counts: dict[str, int] = {}
-    for run in {run.folder: run for run in results.runs}.values():
-        if run.record.get("best_step") == run.member.experiment.train.steps:
-            counts[run.member.label] = counts.get(run.member.label, 0) + 1
-    if not counts:
-        return []
+    runs = {run.folder: run for run in results.runs}.values()  # one with two labels counts once
+    at_last = (run for run in runs if run.record.get("best_step") == run.member.experiment.train.steps)
+    counts = Counter(run.member.label for run in at_last)
     listed = "; ".join(f"{label} ({count} of {len(results.runs_of(label))} runs)" for label, count in counts.items())
-    return [f"Best at the largest number of steps, so more steps could improve them further: {listed}."]
+    sentence = f"Best at the largest number of steps, so more steps could improve them further: {listed}."
+    return [sentence] if counts else []
 
 
 def _runs_table(results: Results) -> Table:

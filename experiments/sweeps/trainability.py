@@ -53,13 +53,7 @@ DEPTHS = {"laptop": (6, 16, 32, 64), "tiny": (1, 2), "paper": (32, 64)}
 HIGH = 3.0
 """The factor of the higher rate."""
 
-ADAFACTOR_RATE = 0.05
-"""At small scales; relative to the size of a parameter."""
-
 SEEDS = 3
-
-EVERY = 10
-"""Steps between records of layer statistics."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +76,13 @@ class Case:
         """Returns its run with a seed. Deep ones are trained first."""
         rule = RULES[scale]
         run = t128_6b() if rule is None else shrunk_by(t128_6b(), rule, cluster, scale)
-        rate = run.optimizer.learning_rate if self.optimizer == run.optimizer.name else ADAFACTOR_RATE
+        # at small scales Adafactor's rate is ours; it is relative to the size of a parameter
+        rate = run.optimizer.learning_rate if self.optimizer == run.optimizer.name else 0.05
         clipped, unclipped = ("", "") if self.clipped else ("-unclipped", "model.logit_clip=none")
         name = f"{self.start.replace(' ', '-')}-{self.layers}-{self.optimizer}-x{self.factor:g}{clipped}-{seed}"
         run = run.with_settings(
             f"model.layers={self.layers} {STARTS[self.start]} {unclipped} optimizer.name={self.optimizer} "
-            f"optimizer.learning_rate={self.factor * rate} train.seed={seed} train.layer_stats_every={EVERY} "
+            f"optimizer.learning_rate={self.factor * rate} train.seed={seed} train.layer_stats_every=10 "
             f"train.max_nonfinite_steps={run.train.steps}"
         )
         return Member(f"{folder_name(NAME, scale)}/{name}", self.label, run, priority=self.layers)
@@ -145,10 +140,8 @@ def _finished(scale: str, cluster: Cluster, runs: Path) -> dict[Case, list[Finis
         for seed in range(seeds):
             folder = runs / case.member(scale, cluster, seed).folder
             if (record := read_record(folder)) is not None:
-                run = FinishedRun(
-                    record, list(every_step(folder / "metrics.jsonl")), read_lines(folder / "layers.jsonl")
-                )
-                found.setdefault(case, []).append(run)
+                steps, layers = list(every_step(folder / "metrics.jsonl")), read_lines(folder / "layers.jsonl")
+                found.setdefault(case, []).append(FinishedRun(record, steps, layers))
     return found
 
 

@@ -22,7 +22,6 @@ from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member, Report, Sweep, read_record
 
 NAME = "transfer"
-"""Name of the sweep, and of its runs' folder."""
 
 SETS = ("mnist", "digits")
 SEEDS = range(5)

@@ -54,8 +54,6 @@ class Report:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep: its runs, and how they are reported."""
-
     name: str
     members: Callable[[str, Cluster, Path], list[Member]]
     """Returns its runs at one of its scales, below the folder of all runs. A run with two labels appears twice, with

@@ -32,11 +32,6 @@ class Group:
     pairs: int
     """Pairs of each relative and of each unrelated language: equal, so that only relatedness differs."""
 
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """All of them: the text that the vocabulary is learned from."""
-        return tuple(sorted({self.language, *self.relatives, *self.unrelated}))
-
 
 @dataclass(frozen=True)
 class Model:
@@ -147,26 +142,25 @@ def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Membe
         for seed in range(RULES[scale].seeds):
             members += tuned[seed : seed + 1]
             for model in case.models[1:]:
-                name = f"with-{'-'.join(model.others)}"
-                members.append(_member(case, model, name, RULES[scale].text, seed, scale, cluster))
+                members.append(_member(case, model, seed, scale, cluster))
     return list({member.folder: member for member in members}.values())
 
 
 def alone(case: Case, scale: str, cluster: Cluster) -> BaselineRuns:
-
-    def member(setting: Setting, seed: int) -> Member:
-        text = setting.applied(RULES[scale].text)
-        return _member(case, case.models[0], f"alone-{setting.folder_name}", text, seed, scale, cluster)
-
-    return member
+    return lambda setting, seed: _member(case, case.models[0], seed, scale, cluster, setting)
 
 
-def _member(case: Case, model: Model, name: str, text: TextRule, seed: int, scale: str, cluster: Cluster) -> Member:
+def _member(
+    case: Case, model: Model, seed: int, scale: str, cluster: Cluster, setting: Setting | None = None
+) -> Member:
     rule, group = RULES[scale], case.group
+    text = rule.text if setting is None else setting.applied(rule.text)
+    name = f"with-{'-'.join(model.others)}" if setting is None else f"alone-{setting.folder_name}"
+    languages = sorted({group.language, *group.relatives, *group.unrelated})  # the vocabulary is learned from all
     limits = [f"{group.language}:{case.count}"] if case.count is not None else []
     limits += [f"{other}:{group.pairs}" for other in model.others]
     run = shrunk_by(t12_400m(), text, cluster, scale).with_settings(
-        f"text.corpus_languages={','.join(group.languages)} "
+        f"text.corpus_languages={','.join(languages)} "
         f"text.languages={','.join(sorted((group.language, *model.others)))} "
         f"text.train_pairs={','.join(limits) or 'none'} "
         f"train.seed={seed} train.validate_every={rule.validate_every} train.patience={rule.patience}"

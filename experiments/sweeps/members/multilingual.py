@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps.members.base import Member, Scoring, folder_name
+from experiments.sweeps.members.base import Member, folder_name
 from experiments.sweeps.members.scales import SWEEPS
 from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
 from experiments.translation import runs as translation
@@ -60,9 +60,9 @@ def baseline(
     return run.with_settings(f"text.languages={language} text.train_pairs={','.join(pairs) or 'none'}")
 
 
-def _baseline_run(language: str, scale: str, cluster: Cluster, setting: Setting, seed: int) -> Member:
+def _baseline_run(language: str, scale: str, cluster: Cluster, setting: Setting | None, seed: int) -> Member:
     experiment = baseline(language, scale, cluster, seed, setting)
-    name = f"{language}-{setting.folder_name}"
+    name = language if setting is None else f"{language}-{setting.folder_name}"
     return member(BILINGUAL, scale, name, seed, baseline_label(language), experiment)
 
 
@@ -76,16 +76,13 @@ def tuned_baselines(scale: str, cluster: Cluster) -> list[tuple[str, BaselineRun
 def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     """Returns the bilingual baselines of a scale, in the folders of the sweep ``bilingual``: the runs that tune them,
     and once these are finished, the tuned ones with every seed. At the paper's scale they are not tuned."""
-    if SWEEPS[scale].text is None:
-        return [
-            member(BILINGUAL, scale, language, seed, baseline_label(language), baseline(language, scale, cluster, seed))
-            for seed in seeds(scale)
-            for language in SWEEPS[scale].baselines
-        ]
+    rule = SWEEPS[scale]
+    if rule.text is None:
+        return [_baseline_run(each, scale, cluster, None, seed) for seed in seeds(scale) for each in rule.baselines]
     runs_of_languages = [alone for _, alone in tuned_baselines(scale, cluster)]
     members = [member for alone in runs_of_languages for member in tuning_members(alone)]
     for alone in runs_of_languages:
-        members += tuned_members(alone, SWEEPS[scale].seeds, runs)
+        members += tuned_members(alone, rule.seeds, runs)
     return list({member.folder: member for member in members}.values())
 
 
@@ -95,6 +92,4 @@ def baseline_label(language: str) -> str:
 
 def member(sweep: str, scale: str, name: str, seed: int, label: str, experiment: TranslationExperiment) -> Member:
     """Returns a member in a sweep's folder, scored by the rule of its scale."""
-    rule = SWEEPS[scale]
-    scoring = Scoring(rule.beam, rule.max_pairs)
-    return Member(f"{folder_name(sweep, scale)}/{name}-{seed}", label, experiment, scoring)
+    return Member(f"{folder_name(sweep, scale)}/{name}-{seed}", label, experiment, SWEEPS[scale].scoring)

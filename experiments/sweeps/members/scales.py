@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from experiments.sweeps.members.base import Scoring
 from experiments.translation.scales import TINY_TEXT, TextRule
 
 
@@ -26,15 +27,13 @@ class SweepRule:
     baselines: tuple[str, ...]
     """Languages that get a bilingual baseline."""
     seeds: int
+    scoring: Scoring
     models: tuple[str, ...] | None = None
     """Names of the runs of section 5 that are compared; None: all five."""
     validate_every: int | None = None
     """Steps between two validations; None: the last checkpoint is scored."""
     patience: int | None = None
     """Validations without improvement that end a run."""
-    beam: int = 4
-    max_pairs: int | None = None
-    """Test pairs of each direction that are decoded; None for all."""
     batches: tuple[float, float, float] = (0.26, 1.0, 4.0)
     """Mini-batches of the batch-size sweep, relative to ``batch_tokens``: the paper's 260K, 1M and 4M."""
 
@@ -53,7 +52,7 @@ SWEEPS = {
         seeds=3,
         validate_every=100,
         patience=4,
-        max_pairs=300,
+        scoring=Scoring(4, 300),
     ),
     # The smallest, the wide and the deep model in six related languages, for more steps. The heads
     # of the deep model are together as wide as the model, those of the wide one twice as wide, as in the paper.
@@ -70,7 +69,7 @@ SWEEPS = {
         models=("t12_400m", "t24_1_3b_wide", "t48_1_3b_deep"),
         validate_every=100,
         patience=8,
-        max_pairs=300,
+        scoring=Scoring(4, 300),
     ),
     # a test of the whole sweep in two minutes; the models learn nothing
     "tiny": SweepRule(
@@ -79,8 +78,7 @@ SWEEPS = {
         seeds=1,
         validate_every=1,
         patience=2,
-        beam=1,
-        max_pairs=3,
+        scoring=Scoring(1, 3),
     ),
     # one GPU, all depths and languages; meant for about half an hour; it has not run
     "gpu": SweepRule(
@@ -93,11 +91,12 @@ SWEEPS = {
         seeds=2,
         validate_every=250,
         patience=4,
-        max_pairs=100,
+        scoring=Scoring(4, 100),
     ),
     # its runs have the largest of the three batches
     "paper": SweepRule(
-        None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1, batches=(0.065, 0.25, 1.0)
+        None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1, scoring=Scoring(4, None),
+        batches=(0.065, 0.25, 1.0),
     ),
 }  # fmt: skip
 """Scales of sweeps on text, by name. A short search chose the rate and its decay (docs/sweeps.md)."""

@@ -101,7 +101,7 @@ def tuning_table(tuned: Sequence[tuple[str, BaselineRuns]], runs: Path) -> Table
         "Measured on validation text, with seed 0; no test pair was read. Where the chosen setting has the lowest rate "
         "tried, or was best at its last step, a lower rate or more steps could improve the baseline further."
     ]
-    return Table("tuning", "Tuning of the bilingual models", headings, rows or [[None] * len(headings)], notes)
+    return Table("tuning", "Tuning of the bilingual models", headings, rows, notes)
 
 
 def _choice(setting: Setting, member: Member, record: dict[str, Any]) -> str:

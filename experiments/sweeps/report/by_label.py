@@ -11,17 +11,15 @@ from experiments.report.table import Table, Value, readable
 from experiments.sweeps.members.base import Member, Report, read_record
 from experiments.sweeps.report.figures import step_curves
 from experiments.sweeps.report.margins import mean_and_margin
-from experiments.sweeps.report.results import Run, read_losses
-from suite.training.metrics import STEP
+from experiments.sweeps.report.results import Run
 
 
 def label_report(title: str, about: Sequence[str], members: Sequence[Member], runs: Path) -> Report:
     """Returns the report of the finished members: what is missing, a table by label, the loss curves, all runs."""
     finished = [
-        Run(member, folder, record, {}, read_losses(folder, STEP))
+        Run(member, runs / member.folder, record, {})
         for member in members
-        for folder in [runs / member.folder]
-        if (record := read_record(folder)) is not None and member.experiment.is_finished(record)
+        if (record := read_record(runs / member.folder)) is not None and member.experiment.is_finished(record)
     ]
     folders = {run.member.folder for run in finished}
     missing = [member.folder for member in members if member.folder not in folders]

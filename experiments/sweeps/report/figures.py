@@ -19,8 +19,6 @@ SIZE = (10.0, 4.8)
 
 def by_third_pictures(results: Results) -> list[Picture]:
     """Returns test NLL and chrF by resource third, a line a model, with intervals over seeds."""
-    if not results.multilingual_labels:
-        return []
     labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if results.baselines else [])]
     pictures = []
     for metric in (NLL, CHRF):
@@ -56,7 +54,7 @@ def against_bilingual(results: Results) -> list[Picture]:
     """Returns the paper's figure: chrF above the bilingual baseline of each language, those with most training pairs
     first, one colour per model."""
     codes, labels = results.baselines, results.multilingual_labels
-    if not codes or not labels:
+    if not codes:
         return []
     figure, axis = new_figure("language, by training pairs", "chrF above the bilingual baseline", SIZE)
     for at, label in enumerate(labels):

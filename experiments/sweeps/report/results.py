@@ -6,7 +6,8 @@ Means are over both directions of a language, then over the languages of a third
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import Any
 
 from experiments.sweeps.members.base import Member, read_record
 from experiments.sweeps.members.multilingual import baseline_label
+from experiments.sweeps.report.margins import mean_and_margin
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.tokenizer import ENGLISH
 from suite.evaluation.scores import Third
-from suite.training.metrics import LOSS, read_steps, units_done
+from suite.training.metrics import LOSS, STEP, read_steps, units_done
 
 BILINGUAL_MODELS = "bilingual"
 """The label of the bilingual models together, each in its own language."""
@@ -51,8 +53,15 @@ class Run:
     folder: Path
     record: dict[str, Any]
     scores: dict[str, Any]
-    losses: tuple[tuple[int, float], ...]
-    """(tokens seen, loss in nats per token) of each step; of a run that is not scored, (step, loss)."""
+    """Empty for a run that is not scored."""
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """(tokens seen, loss in nats per token) of each step with a finite loss; of a run that is not scored, (step,
+        loss)."""
+        against = units_done(self.member.experiment.unit) if self.scores else STEP
+        steps = read_steps(self.folder / "metrics.jsonl")
+        return [(int(step[against]), float(step[LOSS])) for step in steps if step[LOSS] is not None]
 
     @property
     def languages(self) -> list[str]:
@@ -111,10 +120,9 @@ class Results:
         return [label for label in self.labels if len(self.runs_of(label)[0].languages) > 1]
 
     @cached_property
-    def thirds(self) -> dict[str, Third]:
+    def thirds(self) -> Mapping[str, Third]:
         """The third of each language, from a multilingual run's scores."""
-        sources = [self.runs_of(label)[0].scores["thirds"] for label in self.multilingual_labels]
-        return {language: third for source in reversed(sources) for language, third in source.items()}
+        return ChainMap(*(self.runs_of(label)[0].scores["thirds"] for label in self.multilingual_labels))
 
     @cached_property
     def languages(self) -> list[str]:
@@ -170,20 +178,31 @@ class Results:
         for seed, runs in self.model_of(label, languages).items():
             scores = [run.score(language, metric) for run, language in zip(runs, languages, strict=True)]
             found = [score for score in scores if score is not None]
-            if found and len(found) == len(scores):
+            if len(found) == len(scores):
                 means[seed] = statistics.fmean(found)
         return means
 
     def means(self, label: str, languages: Sequence[str], metric: Metric) -> list[float]:
         return list(self.by_seed(label, languages, metric).values())
 
+    def shown(self, label: str, languages: Sequence[str], metric: Metric) -> str | None:
+        """Returns ``mean ± margin`` over the seeds; the score of a copied source, which is the same with every seed."""
+        means = self.means(label, languages, metric)
+        return mean_and_margin(means[:1] if metric.copied else means)
+
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
     """Reads the results of a sweep's members, but of those that are not scored, below the folder of all runs."""
+    finished, missing = [], []
     scored = [member for member in members if member.scoring is not None]
-    found = [(member, _read(member, runs / member.folder)) for member in scored]
-    finished = tuple(run for _, run in found if run is not None)
-    return Results(scale, finished, tuple(member for member, run in found if run is None))
+    for member in scored:
+        folder = runs / member.folder
+        record, scores = read_record(folder), read_record(folder, "scores.json")
+        if record is None or scores is None or not is_scored(member, record, scores):
+            missing.append(member)
+        else:
+            finished.append(Run(member, folder, record, scores))
+    return Results(scale, tuple(finished), tuple(missing))
 
 
 def scored_step(record: dict[str, Any]) -> int:
@@ -207,16 +226,3 @@ def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) ->
         and all(scores.get(name) == value for name, value in wanted.items())
         and (languages is None or scored == set(languages))
     )
-
-
-def _read(member: Member, folder: Path) -> Run | None:
-    record, scores = read_record(folder), read_record(folder, "scores.json")
-    if record is None or scores is None or not is_scored(member, record, scores):
-        return None
-    return Run(member, folder, record, scores, read_losses(folder, units_done(member.experiment.unit)))
-
-
-def read_losses(folder: Path, against: str) -> tuple[tuple[int, float], ...]:
-    """Returns (a counter such as the steps, training loss) of each step with a finite loss."""
-    steps = read_steps(folder / "metrics.jsonl")
-    return tuple((int(step[against]), float(step[LOSS])) for step in steps if step[LOSS] is not None)

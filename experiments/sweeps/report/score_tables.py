@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.multilingual import baseline_label
-from experiments.sweeps.report.margins import mean_and_margin
 from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, DISTINCT, NLL, PLAIN, Metric, Results
 from experiments.sweeps.report.verdicts import above_baseline
 from experiments.translation.experiment import TranslationExperiment
@@ -21,17 +21,14 @@ def by_third(results: Results) -> Table:
     copied source."""
     columns: list[Column] = [(metric, third) for metric in (NLL, CHRF) for third in (*THIRDS, None)]
     headings = [f"{MEASURES[metric.name]} {third or 'all'}" for metric, third in columns]
-    return Table(
-        "by-third",
-        "Models by resource third",
-        ["model", *headings],
-        _rows(results, columns),
-        [
-            "Measured on test pairs: means over both directions and the languages of a third, then over seeds; ± is "
-            "the 95% confidence interval of the mean over seeds.",
-            *(f"{third}: {_sized(results, results.in_third(third))}" for third in THIRDS),
-        ],
-    )
+    notes = [
+        "Measured on test pairs: means over both directions and the languages of a third, then over seeds; ± is "
+        "the 95% confidence interval of the mean over seeds.",
+    ]
+    for third in THIRDS:
+        sized = [f"{code} ({results.train_pairs(code):,} training pairs)" for code in results.in_third(third)]
+        notes.append(f"{third}: {', '.join(sized) or 'none'}")
+    return Table("by-third", "Models by resource third", ["model", *headings], _rows(results, columns), notes)
 
 
 def by_model(results: Results) -> Table:
@@ -52,16 +49,11 @@ def by_model(results: Results) -> Table:
         row.append(dict(zip(numbers["models"], numbers["mean_bleu"], strict=True)).get(row[0]))
     headings = ["model", "here", "parameters", "tokens in the mean", "seeds", "chrF, no placeholders"]
     headings += ["chrF, no near-duplicates", "BLEU", "BLEU (paper)"]
-    return Table(
-        "by-model",
-        "Models",
-        headings,
-        rows,
-        [
-            "Measured, over all languages; ± is the 95% confidence interval of the mean over seeds. The paper's BLEU, "
-            f"over 102 languages: {numbers['note']}"
-        ],
-    )
+    notes = [
+        "Measured, over all languages; ± is the 95% confidence interval of the mean over seeds. The paper's BLEU, "
+        f"over 102 languages: {numbers['note']}"
+    ]
+    return Table("by-model", "Models", headings, rows, notes)
 
 
 Column = tuple[Metric, Third | None]
@@ -69,73 +61,59 @@ Column = tuple[Metric, Third | None]
 
 
 def _rows(results: Results, columns: Sequence[Column]) -> list[list[Value]]:
-    """Returns a row for each multilingual model, one for the bilingual ones, and one for the copied source."""
-    rows: list[list[Value]] = [[name, *_cells(results, columns, name)] for name in results.multilingual_labels]
+    """Returns a row for each of the compared models, and one for the copied source."""
+
+    def row(name: str, label: str, languages: Sequence[str], copied: bool = False) -> list[Value]:
+        cells = [(results.in_third(third, languages), replace(metric, copied=copied)) for metric, third in columns]
+        return [name, *(results.shown(label, *cell) for cell in cells)]
+
+    rows = [row(*model) for model in compared_models(results)]
+    return [*rows, row("copying the source", results.multilingual_labels[0], results.languages, copied=True)]
+
+
+def compared_models(results: Results) -> list[tuple[str, str, list[str]]]:
+    """Returns the name, the label and the languages of each multilingual model, and of the bilingual ones together."""
+    found = [(label, label, results.languages) for label in results.multilingual_labels]
     if results.baselines:
-        rows.append([bilingual_name(results), *_cells(results, columns, BILINGUAL_MODELS, results.baselines)])
-    for name in results.multilingual_labels[:1]:
-        rows.append(["copying the source", *_cells(results, columns, name, copied=True)])
-    return rows
-
-
-def bilingual_name(results: Results) -> str:
-    return f"bilingual {', '.join(results.baselines)}"
-
-
-def _cells(
-    results: Results, columns: Sequence[Column], label: str, among: Sequence[str] | None = None, copied: bool = False
-) -> list[str | None]:
-    cells = []
-    for metric, third in columns:
-        found = results.means(label, results.in_third(third, among), replace(metric, copied=copied))
-        cells.append(mean_and_margin(found[:1] if copied else found))  # copies are the same with every seed
-    return cells
+        found.append((f"bilingual {', '.join(results.baselines)}", BILINGUAL_MODELS, results.baselines))
+    return found
 
 
 def by_language(results: Results) -> Table:
     """Returns the baseline's chrF and each multilingual model's difference from it, one row per language."""
     rows: list[list[Value]] = []
     for code in results.languages:
-        alone = results.means(baseline_label(code), [code], CHRF)
-        copied = results.means(results.multilingual_labels[0], [code], Metric("chrf", copied=True))
         row: list[Value] = [code, results.thirds.get(code), results.train_pairs(code), results.test_pairs(code)]
-        row += [mean_and_margin(copied[:1]), mean_and_margin(alone)]
+        row.append(results.shown(results.multilingual_labels[0], [code], replace(CHRF, copied=True)))
+        row.append(results.shown(baseline_label(code), [code], CHRF))
         for name in results.multilingual_labels:
             above = above_baseline(results, name, code)
-            row.append(mean_and_margin(results.means(name, [code], CHRF)) if above is None else str(above))
+            row.append(results.shown(name, [code], CHRF) if above is None else str(above))
         rows.append(row)
     headings = ["language", "third", "training pairs", "test pairs", "copied source", "bilingual"]
     headings += results.multilingual_labels
-    return Table(
-        "by-language",
-        "Languages: chrF beside the bilingual baseline",
-        headings,
-        rows or [[None] * len(headings)],
-        [
-            "Measured. A model's column is its difference from the baseline, ± computed as in the findings, for this "
-            "language alone; a value without a sign is chrF without a baseline, ± the 95% confidence interval of the "
-            "mean over seeds. Means over both directions and seeds."
-        ],
-    )
+    notes = [
+        "Measured. A model's column is its difference from the baseline, ± computed as in the findings, for this "
+        "language alone; a value without a sign is chrF without a baseline, ± the 95% confidence interval of the "
+        "mean over seeds. Means over both directions and seeds."
+    ]
+    return Table("by-language", "Languages: chrF beside the bilingual baseline", headings, rows, notes)
 
 
 def by_direction(results: Results, models: Sequence[tuple[str, str, Sequence[str]]]) -> Table:
     """Returns NLL and chrF out of English and into it: a row for each (name, label, languages)."""
     columns = [Metric(name, into_english=into_english) for name in ("nll", "chrf") for into_english in (False, True)]
     rows: list[list[Value]] = [
-        [name, *(mean_and_margin(results.means(label, languages, metric)) for metric in columns)]
-        for name, label, languages in models
+        [name, *(results.shown(label, languages, metric) for metric in columns)] for name, label, languages in models
     ]
     headings = [f"{MEASURES[each.name]}, {'into' if each.into_english else 'out of'} English" for each in columns]
     notes = ["Measured; ± is the 95% confidence interval of the mean over seeds."]
-    return Table("by-direction", "Directions", ("model", *headings), rows or [[None] * 5], notes)
+    return Table("by-direction", "Directions", ("model", *headings), rows, notes)
 
 
 def overlap_table(results: Results) -> Table:
     """Returns how many test pairs of each language the training text overlaps."""
-    found: dict[str, dict[str, int]] = {}
-    for run in results.runs:
-        found = run.scores["overlap"] | found
+    found = ChainMap(*(run.scores["overlap"] for run in results.runs))
     rows: list[list[Value]] = [
         [code, sum(kinds.values()), *(kinds[kind] for kind in ("exact", "case_folded", "near"))]
         for code, kinds in sorted(found.items())
@@ -147,7 +125,3 @@ def overlap_table(results: Results) -> Table:
         'index 0.6 or more. "No near-duplicates" in the other tables leaves out all three kinds.',
     ]
     return Table("overlap", "Overlap of test and training", headings, rows or [[None] * len(headings)], notes)
-
-
-def _sized(results: Results, codes: Sequence[str]) -> str:
-    return ", ".join(f"{code} ({results.train_pairs(code):,} training pairs)" for code in codes) or "none"

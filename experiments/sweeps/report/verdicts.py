@@ -118,33 +118,26 @@ def compare(
 
     first, second = (results.model_of(label, languages) for label in (more, less))
     chrf = replace(CHRF, into_english=into_english)
-    scored = (results.by_seed(label, languages, chrf).keys() for label in (more, less))
-    tests = [
-        paired_bootstrap(_two_translations(first[seed], second[seed], languages, into_english))
-        for seed in sorted(set.intersection(*map(set, scored)))
-        if with_tests
-    ]
+    scored = results.by_seed(more, languages, chrf).keys() & results.by_seed(less, languages, chrf).keys()
+    tests = []
+    for seed in sorted(scored) if with_tests else ():
+        texts = [
+            tuple(_two_translations(one, other, name) for name in directions_of(language, into_english))
+            for one, other, language in zip(first[seed], second[seed], languages, strict=True)
+        ]
+        tests.append(paired_bootstrap(tuple(texts)))
     pairs = sum(results.test_pairs(language) for language in languages)
     return Comparison(gain(None), gain(DISTINCT), tests, results.seeds, pairs)
 
 
-def _two_translations(
-    first: Sequence[Run], second: Sequence[Run], languages: Sequence[str], into_english: bool | None
-) -> tuple[tuple[TwoTranslations, ...], ...]:
-    """Returns the translations of two models with one seed: a tuple a language, one entry a direction."""
-    texts = []
-    for one, other, language in zip(first, second, languages, strict=True):
-        found = []
-        for name in directions_of(language, into_english):
-            references = one.lines(name, "ref")
-            if other.lines(name, "ref") != references:
-                raise DataError(
-                    f"{one.folder} and {other.folder} were scored on different test pairs of {name}; score one of "
-                    f"them again with {command('score')}"
-                )
-            found.append(TwoTranslations(one.lines(name, "hyp"), other.lines(name, "hyp"), references))
-        texts.append(tuple(found))
-    return tuple(texts)
+def _two_translations(one: Run, other: Run, direction: str) -> TwoTranslations:
+    references = one.lines(direction, "ref")
+    if other.lines(direction, "ref") != references:
+        raise DataError(
+            f"{one.folder} and {other.folder} were scored on different test pairs of {direction}; score one of them "
+            f"again with {command('score')}"
+        )
+    return TwoTranslations(one.lines(direction, "hyp"), other.lines(direction, "hyp"), references)
 
 
 def combined_outcome(comparisons: Sequence[Comparison]) -> Outcome:
@@ -186,33 +179,25 @@ def beats_bilingual(results: Results) -> list[Verdict]:
     for label, whose in ((LARGEST, "the largest"), (SMALLEST, "one of the baselines' own size")):
         if label in results.requested:
             finding = f"one multilingual model ({whose}, {label}) beats the bilingual ones on low-resource languages"
-            planned = SWEEPS[results.scale].baselines
-            verdicts.append(_verdict(results, finding, paper, label, BILINGUAL_MODELS, ("low",), planned))
+            verdicts.append(_verdict(results, finding, paper, label, BILINGUAL_MODELS, ("low",)))
     return verdicts
 
 
-def _verdict(
-    results: Results,
-    finding: str,
-    paper: str,
-    more: str,
-    less: str,
-    deciding: Sequence[Third],
-    among: Sequence[str] | None = None,
-) -> Verdict:
-    """Compares two labels in each third; ``deciding`` thirds decide."""
-    labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if BILINGUAL_MODELS in (more, less) else [])]
-    by_third = {
-        third: compare(results, more, less, results.in_third(third, among), labels, with_tests=third in deciding)
-        for third in THIRDS
-    }
-    parts = tuple(
-        (f"{third}: {', '.join(languages)}", found)
-        for third, found in by_third.items()
-        if (languages := results.in_third(third, among))
-    )
-    outcome = combined_outcome([by_third[third] for third in deciding])
-    return Verdict(f"{finding}: {more} against {less}", paper, parts, outcome)
+def _verdict(results: Results, finding: str, paper: str, more: str, less: str, deciding: Sequence[Third]) -> Verdict:
+    """Compares two labels in each third; ``deciding`` thirds decide. Bilingual models are compared in the languages for
+    which the sweep plans them."""
+    among, labels = None, results.multilingual_labels
+    if less == BILINGUAL_MODELS:
+        among, labels = SWEEPS[results.scale].baselines, [*labels, BILINGUAL_MODELS]
+    parts, that_decide = [], []
+    for third in THIRDS:
+        languages = results.in_third(third, among)
+        found = compare(results, more, less, languages, labels, with_tests=third in deciding)
+        if languages:
+            parts.append((f"{third}: {', '.join(languages)}", found))
+        if third in deciding:
+            that_decide.append(found)
+    return Verdict(f"{finding}: {more} against {less}", paper, tuple(parts), combined_outcome(that_decide))
 
 
 def above_baseline(results: Results, label: str, language: str) -> Difference | None:
