@@ -22,7 +22,7 @@ from suite.data.text.tokenizer import ENGLISH
 from suite.evaluation.scores import MEASURES
 
 NAME, LANGUAGE = "batch_size", "de"
-EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
+KINDS = EQUAL_STEPS, EQUAL_TOKENS = "equal steps", "equal tokens"
 
 
 def label(share: float, kind: str) -> str:
@@ -52,7 +52,7 @@ def batch_run(run: TranslationExperiment, share: float, kind: str) -> Translatio
 def _members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     members = []
     for seed in seeds(scale):
-        for kind in (EQUAL_STEPS, EQUAL_TOKENS):
+        for kind in KINDS:
             for share in SWEEPS[scale].batches:
                 run = batch_run(baseline(LANGUAGE, scale, cluster, seed), share, kind)
                 name = f"{run.train.batch_tokens}-tokens-{run.train.steps}-steps"
@@ -66,7 +66,7 @@ def larger_batches(results: Results) -> list[Verdict]:
     # the middle batch has one run under two labels
     distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
     verdicts = []
-    for kind in (EQUAL_STEPS, EQUAL_TOKENS):
+    for kind in KINDS:
         found = compare(results, label(large, kind), label(small, kind), [LANGUAGE], distinct, into_english=True)
         finding = f"larger batches are better, at {kind}: the largest against the smallest"
         paper = "BLEU 30.92, 31.86, 32.71 and NLL 2.58, 2.51, 2.46 at 260K, 1M, 4M tokens"
@@ -80,14 +80,11 @@ def batch_table(results: Results) -> Table:
     rows: list[list[Value]] = []
     for share, size, bleu, nll in zip(shares, numbers["batch_tokens"], numbers["bleu"], numbers["nll"], strict=True):
         here = next((run.member.experiment.batch for run in results.runs_of(label(share, EQUAL_STEPS))), None)
-        rows.append(
-            [size, here, *_cells(results, share, EQUAL_STEPS), *_cells(results, share, EQUAL_TOKENS), bleu, nll]
-        )
+        rows.append([size, here, *(cell for kind in KINDS for cell in _cells(results, label(share, kind))), bleu, nll])
     # the scores of the source itself are the same for all runs, and have no NLL
     copied = [None, None, *_scores(results, next(iter(results.labels), ""), copied=True)]
     rows.append(["copying the source", None, *copied, *copied, None, None])
-    columns = ("steps", "tokens", "test NLL", "chrF", "BLEU")
-    measured = [f"{column}, {kind}" for kind in (EQUAL_STEPS, EQUAL_TOKENS) for column in columns]
+    measured = [f"{column}, {kind}" for kind in KINDS for column in ("steps", "tokens", *MEASURES.values())]
     headings = ["batch (paper)", "batch (here)", *measured, "BLEU (paper)", "NLL (paper)"]
     notes = [
         "Measured, except for the paper's columns. Batches in target tokens; scores of the best checkpoint's "
@@ -98,8 +95,7 @@ def batch_table(results: Results) -> Table:
     return Table(f"table-5-{results.scale}", title, headings, rows, notes)
 
 
-def _cells(results: Results, share: float, kind: str) -> list[Value]:
-    name = label(share, kind)
+def _cells(results: Results, name: str) -> list[Value]:
     record = next((run.record for run in results.runs_of(name)), {})
     return [record.get("steps"), record.get("tokens"), *_scores(results, name)]
 

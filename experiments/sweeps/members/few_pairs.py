@@ -141,8 +141,7 @@ def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Membe
         tuned = tuned_members(alone(case, scale, cluster), RULES[scale].seeds, runs)
         for seed in range(RULES[scale].seeds):
             members += tuned[seed : seed + 1]
-            for model in case.models[1:]:
-                members.append(_member(case, model, seed, scale, cluster))
+            members += [_member(case, model, seed, scale, cluster) for model in case.models[1:]]
     return list({member.folder: member for member in members}.values())
 
 
