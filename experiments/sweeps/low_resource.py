@@ -101,14 +101,14 @@ def score_table(results: Results) -> Table:
     """Returns one row per model of each case, and one for copying the source."""
     rows: list[list[Value]] = []
     for case in cases(results.scale):
-        language, scored_label = [case.group.language], ""
+        language = [case.group.language]
         for model in case.models:
             label, runs = case.label(model), results.runs_of(case.label(model))
-            scored_label = scored_label or (label if runs else "")
             tokens = statistics.fmean(Validations.read(run).best_tokens for run in runs) if runs else None
             scores = (results.shown(label, language, metric) for metric in MEASURES.values())
             rows.append([case.title, model.name, len(runs), *scores, tokens])
-        copied = (results.shown(scored_label, language, replace(metric, copied=True)) for metric in MEASURES.values())
+        scored = next((label for label in map(case.label, case.models) if results.runs_of(label)), "")
+        copied = (results.shown(scored, language, replace(metric, copied=True)) for metric in MEASURES.values())
         rows.append([case.title, "copying the source", None, *copied, None])
     headings = ("language and pairs", "model", "seeds", *MEASURES, "tokens at the best checkpoint")
     notes = [

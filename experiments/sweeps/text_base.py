@@ -137,9 +137,8 @@ def distinct_table(verdicts: list[Verdict]) -> Table:
 
 def smoke_test(scale: str) -> str:
     """Returns a warning for the scale that only tests a sweep; empty for others."""
-    return "A smoke test: at scale tiny the models learn nothing, and no number here means anything." * (
-        scale == "tiny"
-    )
+    warning = "A smoke test: at scale tiny the models learn nothing, and no number here means anything."
+    return warning if scale == "tiny" else ""
 
 
 def still_improving(results: Results) -> list[str]:

@@ -81,7 +81,7 @@ class Round:
 
 def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Table:
     """Compares predicted with measured values; ``measure`` alternates planning and running for several rounds."""
-    rows: list[list[Value]] = []
+    rows: list[dict[str, Value]] = []
     for work in (EncoderDecoder(), decoder_only(), Convolutional()):
         rounds = measure(work)
         predicted = statistics.median(each.predicted_s for each in rounds)
@@ -93,30 +93,21 @@ def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Ta
             for predicted_bytes, measured_bytes in zip(each.predicted_bytes, each.measured_bytes, strict=True)
         ]
         rows.append(
-            [
-                work.name,
-                predicted,
-                measured,
-                relative_spread(steps),
-                predicted / measured,
-                max(rounds[-1].measured_bytes) / 2**20,
-                min(ratios),
-                max(ratios),
-            ]
+            {
+                "model": work.name,
+                "step s (simulated)": predicted,
+                "step s (measured)": measured,
+                "spread": relative_spread(steps),
+                "simulated / measured": predicted / measured,
+                "fullest stage MiB (measured)": max(rounds[-1].measured_bytes) / 2**20,
+                "least predicted / measured bytes": min(ratios),
+                "most predicted / measured bytes": max(ratios),
+            }
         )
-    headings = (
-        "model",
-        "step s (simulated)",
-        "step s (measured)",
-        "spread",
-        "simulated / measured",
-        "fullest stage MiB (measured)",
-        "least predicted / measured bytes",
-        "most predicted / measured bytes",
-    )
     notes = [
         "K = 2 stages in two processes of one thread each, M = 8, fp32, AdamW. Layer costs are measured in both "
         "processes at once; each round measures, plans and runs; medians over rounds.",
         "Bytes are those of torch's allocator, from the first weight to the end of the second step, stage by stage.",
     ]
-    return Table("prediction", "Plan against run, real layers", headings, rows, notes)
+    values = [list(row.values()) for row in rows]
+    return Table("prediction", "Plan against run, real layers", list(rows[0]), values, notes)

@@ -121,7 +121,7 @@ def compare(
     scored = results.by_seed(more, languages, chrf).keys() & results.by_seed(less, languages, chrf).keys()
     tests = []
     for seed in sorted(scored) if with_tests else ():
-        texts = [
+        texts = [  # a tuple a language, one entry a direction
             tuple(_two_translations(one, other, name) for name in directions_of(language, into_english))
             for one, other, language in zip(first[seed], second[seed], languages, strict=True)
         ]
