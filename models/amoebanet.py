@@ -13,7 +13,8 @@ one as its input, the one before as a skip, by name (``pops``, ``stashes``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -107,8 +108,7 @@ def channels_last(x: Tensor) -> Tensor:
     A cell's forward then takes a third of the time on CPUs, and convolutions can use tensor cores. Every cell converts
     its inputs and outputs, so that kernels round equally at every K.
     """
-    laid_out: Tensor = _ChannelsLast.apply(x)  # type: ignore[no-untyped-call]
-    return laid_out
+    return _ChannelsLast.apply(x)
 
 
 def norm(width: int) -> nn.BatchNorm2d:
@@ -116,7 +116,21 @@ def norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=1e-3)
 
 
-class Stem(nn.Module):
+class ImageLayer(nn.Module):
+    """A layer that initialises its convolutions, linear layers and norms, in the order of the module tree."""
+
+    def reset_parameters(self) -> None:
+        for child in self.modules():
+            if isinstance(child, nn.Conv2d):
+                nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(child, nn.Linear):
+                nn.init.normal_(child.weight, std=0.01)
+                nn.init.zeros_(child.bias)
+            elif isinstance(child, nn.BatchNorm2d):
+                child.reset_parameters()
+
+
+class Stem(ImageLayer):
     """Images (batch, channels, height, width) -> (batch, width, height / stride, width / stride)."""
 
     stashes: tuple[str, ...] = ()
@@ -130,27 +144,9 @@ class Stem(nn.Module):
         output = channels_last(self.norm(self.convolution(images)))
         return (output,) * (1 + len(self.stashes))
 
-    def reset_parameters(self) -> None:
-        reset(self)
 
-
-class Classifier(resnet.Classifier):
+class Classifier(ImageLayer, resnet.Classifier):
     """The same, with initial scores near zero."""
-
-    def reset_parameters(self) -> None:
-        reset(self)
-
-
-def reset(module: nn.Module) -> None:
-    """Initialises convolutions, linear layers and norms, in the order of the module tree."""
-    for child in module.modules():
-        if isinstance(child, nn.Conv2d):
-            nn.init.kaiming_normal_(child.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(child, nn.Linear):
-            nn.init.normal_(child.weight, std=0.01)
-            nn.init.zeros_(child.bias)
-        elif isinstance(child, nn.BatchNorm2d):
-            child.reset_parameters()
 
 
 def relu_convolutions(*steps: tuple[int, int, tuple[int, int], tuple[int, int]]) -> nn.Sequential:
@@ -213,44 +209,33 @@ class HalfSize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(x)
         shifted = F.pad(x[:, :, 1:, 1:], (0, 1, 0, 1))
-        halved: Tensor = self.norm(torch.cat((self.even(x), self.odd(shifted)), dim=1))
-        return halved
+        return self.norm(torch.cat((self.even(x), self.odd(shifted)), dim=1))
 
 
 Operation = Callable[[int, int], nn.Module]
 
 # Two (state, operation) for each new state. Of the outputs that were published for the normal cell, these alone give
 # the sizes that the GPipe paper prints (Table 1).
-NORMAL: tuple[tuple[int, Operation], ...] = (
-    (1, conv_1x1),
-    (1, max_pool_3x3),
-    (1, identity),
-    (0, conv_1x7_7x1),
-    (0, conv_1x1),
-    (0, conv_1x7_7x1),
-    (2, max_pool_3x3),
-    (2, identity),
-    (1, avg_pool_3x3),
-    (5, conv_1x1),
+NORMAL: tuple[tuple[tuple[int, Operation], tuple[int, Operation]], ...] = (
+    ((1, conv_1x1), (1, max_pool_3x3)),
+    ((1, identity), (0, conv_1x7_7x1)),
+    ((0, conv_1x1), (0, conv_1x7_7x1)),
+    ((2, max_pool_3x3), (2, identity)),
+    ((1, avg_pool_3x3), (5, conv_1x1)),
 )
 NORMAL_OUTPUT = (0, 3, 4, 6)
 
-REDUCTION: tuple[tuple[int, Operation], ...] = (
-    (0, max_pool_2x2),
-    (0, max_pool_3x3),
-    (2, identity),
-    (1, conv_3x3),
-    (2, conv_1x7_7x1),
-    (2, max_pool_3x3),
-    (3, identity),
-    (1, max_pool_2x2),
-    (2, avg_pool_3x3),
-    (3, conv_1x1),
+REDUCTION: tuple[tuple[tuple[int, Operation], tuple[int, Operation]], ...] = (
+    ((0, max_pool_2x2), (0, max_pool_3x3)),
+    ((2, identity), (1, conv_3x3)),
+    ((2, conv_1x7_7x1), (2, max_pool_3x3)),
+    ((3, identity), (1, max_pool_2x2)),
+    ((2, avg_pool_3x3), (3, conv_1x1)),
 )
 REDUCTION_OUTPUT = (4, 5, 6)
 
 
-class Cell(nn.Module):
+class Cell(ImageLayer):
     """(previous output, the one before it) -> output, also stashed as a skip if a later cell pops it."""
 
     pops: tuple[str, ...] = ()
@@ -258,7 +243,7 @@ class Cell(nn.Module):
 
     def __init__(self, before: Source, previous: Source, filters: int, reduces: bool) -> None:
         super().__init__()
-        table = REDUCTION if reduces else NORMAL
+        table = list(chain.from_iterable(REDUCTION if reduces else NORMAL))
         self.output: tuple[int, ...] = REDUCTION_OUTPUT if reduces else NORMAL_OUTPUT
         self.width = filters * len(self.output)
         self.first = relu_convolutions((previous.width, filters, (1, 1), (1, 1)))
@@ -274,13 +259,7 @@ class Cell(nn.Module):
         previous = channels_last(previous)
         states = [self.first(previous), self.second(previous if before is None else channels_last(before))]
         for at in range(0, len(self.sources), 2):
-            states.append(self._operate(states, at) + self._operate(states, at + 1))
+            one, other = (self.operations[i](states[self.sources[i]]) for i in (at, at + 1))
+            states.append(one + other)
         output = channels_last(torch.cat([states[at] for at in self.output], dim=1))
         return (output,) * (1 + len(self.stashes))
-
-    def _operate(self, states: Sequence[Tensor], at: int) -> Tensor:
-        result: Tensor = self.operations[at](states[self.sources[at]])
-        return result
-
-    def reset_parameters(self) -> None:
-        reset(self)

@@ -34,8 +34,7 @@ class SelfAttention(nn.Module):
         Without it a row is one sentence; padding is at its right end, so no token of a causal layer attends to it.
         """
         visible = None if sentence is None else same_sentence(sentence, sentence)
-        mixed: Tensor = self.outward(_attend(*self._parts(x), visible, self.causal))
-        return mixed
+        return self.outward(_attend(*self._parts(x), visible, self.causal))
 
     def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """As ``forward`` of a causal layer; returns also keys and values, (batch, heads, time, head width) each."""
@@ -89,8 +88,7 @@ class CrossAttention(nn.Module):
         theirs: the hypotheses of one sentence attend to it as if they were places of one row. ``visible`` (batch, 1,
         source time) is then the same for all of them."""
         query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
-        mixed: Tensor = self.outward(_attend(query, key, value, visible, causal=False))
-        return mixed.view_as(y)
+        return self.outward(_attend(query, key, value, visible, causal=False)).view_as(y)
 
     def reset_parameters(self) -> None:
         reset_linear(self.inward)
@@ -135,8 +133,7 @@ class FeedForward(nn.Module):
         self.outward = nn.Linear(shape.feed_forward, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.outward(F.relu(self.inward(x)))
-        return out
+        return self.outward(F.relu(self.inward(x)))
 
     def reset_parameters(self) -> None:
         reset_linear(self.inward)

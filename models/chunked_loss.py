@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.blocks import reset_linear
-from models.loss import TranslationLoss, clipped
+from models.loss import TranslationLoss, clipped, smoothed_gradient, smoothed_sums
 from models.shape import BlockShape
 from suite.decoding.kv_cache import LayerCache
 from suite.pipeline.runtime.weight_grad import weight_grad_sum
@@ -63,7 +63,12 @@ class ChunkedHead(nn.Module):
         self, loss: TranslationLoss, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""
-        return linear_cross_entropy(self.norm(inputs[0]), self.project, self.clip, loss, targets[0], self.logits_bytes)
+        y, labels = self.norm(inputs[0]).flatten(0, -2), targets[0].flatten()
+        chunk_rows = rows_at_once(self.project.out_features, len(labels), self.logits_bytes)
+        if len(labels) <= chunk_rows:
+            return loss(self.project(y), labels, self.clip)
+        rows = y, self.project.weight, self.project.bias, labels
+        return _InChunks.apply(*rows, loss.label_smoothing, self.clip, chunk_rows)
 
     def prefill(self, y: Tensor, *others: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """y (batch, T, width) -> logits of the last position (batch, vocabulary)."""
@@ -93,25 +98,6 @@ def rows_at_once(vocabulary: int, positions: int, logits_bytes: int = CPU_LOGITS
     return max(1, logits_bytes // (4 * vocabulary), -(-positions // CHUNKS))
 
 
-def linear_cross_entropy(
-    y: Tensor,
-    project: nn.Linear,
-    clip: float | None,
-    loss: TranslationLoss,
-    labels: Tensor,
-    logits_bytes: int = CPU_LOGITS_BYTES,
-) -> tuple[Tensor, Tensor]:
-    """Returns the objective and the metric of y (batch, T, width) and labels (batch, T), as ``loss`` sums them."""
-    rows = y.flatten(0, -2), project.weight, project.bias, labels.flatten()
-    chunk_rows = rows_at_once(project.out_features, labels.numel(), logits_bytes)
-    if labels.numel() <= chunk_rows:
-        whole: tuple[Tensor, Tensor] = loss(project(rows[0]), rows[3], clip)
-        return whole
-    found = _InChunks.apply(*rows, clip, loss, chunk_rows)  # type: ignore[no-untyped-call]
-    objective, metric = found
-    return objective, metric
-
-
 class _InChunks(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -120,15 +106,15 @@ class _InChunks(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         labels: Tensor,
+        smoothing: float,
         clip: float | None,
-        loss: TranslationLoss,
         chunk_rows: int,
     ) -> tuple[Tensor, Tensor]:
         device_type = y.device.type
-        ctx.clip, ctx.loss, ctx.chunk_rows = clip, loss, chunk_rows
+        ctx.smoothing, ctx.clip, ctx.chunk_rows = smoothing, clip, chunk_rows
         ctx.product_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else y.dtype
         parts = [
-            loss.sums(F.linear(chunk, weight, bias), chunk_labels, clip)
+            smoothed_sums(F.linear(chunk, weight, bias), chunk_labels, smoothing, clip)
             for chunk, chunk_labels in zip(torch.split(y, chunk_rows), torch.split(labels, chunk_rows), strict=True)
         ]
         objectives, metrics, log_totals = zip(*parts, strict=True)
@@ -150,7 +136,7 @@ class _InChunks(torch.autograd.Function):
         ):
             x = chunk.to(ctx.product_dtype)
             logits = F.linear(x, factor, summand)
-            gradient = ctx.loss.gradient(logits, chunk_labels, ctx.clip, chunk_totals, objective_grad)
+            gradient = smoothed_gradient(logits, chunk_labels, ctx.smoothing, ctx.clip, chunk_totals, objective_grad)
             del logits  # the products below may need its memory
             chunk_grad.copy_(gradient @ factor)
             weight_grad = weight_grad_sum(weight_grad, x, gradient, weight.dtype)

@@ -41,21 +41,7 @@ class TranslationLoss(nn.Module):
         architecture", section 7); the metric is detached. Both are fp32 for bf16 logits, fp64 for fp64 ones. Logits
         beyond ``clip`` count as ``clip``, on both sides, and are overwritten.
         """
-        rows = logits.flatten(0, -2), labels.flatten()
-        objective, metric = _SmoothedSum.apply(*rows, self.label_smoothing, clip)  # type: ignore[no-untyped-call]
-        return objective, metric
-
-    def sums(self, logits: Tensor, labels: Tensor, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
-        """As ``forward``, of rows (N, vocabulary) without a graph; returns also the logarithm of each row's sum of
-        exponentials (N,), for ``gradient``."""
-        return _sums(logits, labels, self.label_smoothing, clip)
-
-    def gradient(
-        self, logits: Tensor, labels: Tensor, clip: float | None, log_total: Tensor, objective_grad: Tensor
-    ) -> Tensor:
-        """Returns the gradient of the objective in the logits (N, vocabulary), times ``objective_grad``; overwrites
-        logits beyond ``clip``."""
-        return _gradient(logits, labels, self.label_smoothing, clip, log_total, objective_grad)
+        return _SmoothedSum.apply(logits.flatten(0, -2), labels.flatten(), self.label_smoothing, clip)
 
 
 def clipped(logits: Tensor, bound: float | None) -> Tensor:
@@ -67,7 +53,11 @@ def clipped(logits: Tensor, bound: float | None) -> Tensor:
 
 
 @fused
-def _sums(logits: Tensor, labels: Tensor, smoothing: float, clip: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def smoothed_sums(
+    logits: Tensor, labels: Tensor, smoothing: float, clip: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``TranslationLoss.forward``, of rows (N, vocabulary) without a graph; returns also the logarithm of each row's
+    sum of exponentials (N,), for the gradient."""
     wide = clipped(logits, clip)
     wide = wide if wide.dtype == torch.float64 else wide.float()
     log_total = wide.logsumexp(-1)
@@ -79,10 +69,14 @@ def _sums(logits: Tensor, labels: Tensor, smoothing: float, clip: float | None) 
 
 
 @fused
-def _gradient(
+def smoothed_gradient(
     logits: Tensor, labels: Tensor, smoothing: float, clip: float | None, log_total: Tensor, objective_grad: Tensor
 ) -> Tensor:
-    """d objective / d logit_v = softmax_v - e / V - (1 - e) [v is the label], and zero at padding and where clipped."""
+    """Returns the gradient of the objective in the logits (N, vocabulary), times ``objective_grad``; overwrites logits
+    beyond ``clip``.
+
+    d objective / d logit_v = softmax_v - e / V - (1 - e) [v is the label], and zero at padding and where clipped.
+    """
     logits = clipped(logits, clip)
     log_total, scale = log_total[:, None], (objective_grad * (labels != PADDING))[:, None]
 
@@ -108,7 +102,7 @@ class _SmoothedSum(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, labels: Tensor, smoothing: float, clip: float | None
     ) -> tuple[Tensor, Tensor]:
-        objective, metric, log_total = _sums(logits, labels, smoothing, clip)
+        objective, metric, log_total = smoothed_sums(logits, labels, smoothing, clip)
         ctx.save_for_backward(logits, labels, log_total)
         ctx.smoothing, ctx.clip = smoothing, clip
         ctx.mark_non_differentiable(metric)
@@ -118,4 +112,5 @@ class _SmoothedSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, objective_grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
         logits, labels, log_total = ctx.saved_tensors
-        return _gradient(logits, labels, ctx.smoothing, ctx.clip, log_total, objective_grad), None, None, None
+        gradient = smoothed_gradient(logits, labels, ctx.smoothing, ctx.clip, log_total, objective_grad)
+        return gradient, None, None, None

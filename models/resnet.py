@@ -19,7 +19,15 @@ def layers(width: int, blocks: int, classes: int) -> list[nn.Module]:
     return [*stack, Classifier(width << 2, classes)]
 
 
-class Stem(nn.Module):
+class Layer(nn.Module):
+    """A layer whose modules initialise themselves."""
+
+    def reset_parameters(self) -> None:
+        for child in self.children():
+            child.reset_parameters()  # type: ignore[operator]
+
+
+class Stem(Layer):
     """Images (batch, 3, height, width) -> (batch, channels, height, width)."""
 
     def __init__(self, width: int) -> None:
@@ -29,11 +37,8 @@ class Stem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return torch.relu(self.convolution(images))
 
-    def reset_parameters(self) -> None:
-        self.convolution.reset_parameters()
 
-
-class Block(nn.Module):
+class Block(Layer):
     """Two convolutions with a shortcut: the identity, or a projection where width or size changes."""
 
     def __init__(self, width: int, wider: int, stride: int) -> None:
@@ -46,12 +51,8 @@ class Block(nn.Module):
         shortcut = x if self.project is None else self.project(x)
         return torch.relu(shortcut + self.second(torch.relu(self.first(x))))
 
-    def reset_parameters(self) -> None:
-        for child in self.children():
-            child.reset_parameters()  # type: ignore[operator]
 
-
-class Classifier(nn.Module):
+class Classifier(Layer):
     """Mean over places, then scores of the classes."""
 
     def __init__(self, width: int, classes: int) -> None:
@@ -59,8 +60,4 @@ class Classifier(nn.Module):
         self.scores = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.scores(x.mean((2, 3)))
-        return scores
-
-    def reset_parameters(self) -> None:
-        self.scores.reset_parameters()
+        return self.scores(x.mean((2, 3)))

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from models.blocks import CrossAttention, FeedForward, ResidualBlock, SelfAttention, same_sentence
 from models.chunked_loss import ChunkedHead
 from models.embedding import SourceEmbedding, TargetEmbedding
-from models.shape import PADDING, TransformerShape
+from models.shape import TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
-__all__ = ["PADDING", "DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
+__all__ = ["DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
 
 
 def layers(shape: TransformerShape) -> list[nn.Module]:
@@ -87,8 +87,7 @@ class DecoderLayer(ResidualBlock):
 
     def _after_attention(self, y: Tensor, cache: LayerCache) -> Tensor:
         y = y + self.source.attend(self.source_norm(y), *cache.by_sentence)
-        out: Tensor = y + self.feed(self.feed_norm(y))
-        return out
+        return y + self.feed(self.feed_norm(y))
 
 
 class Head(ChunkedHead):

@@ -7,8 +7,8 @@ from torch import nn
 from models import chunked_loss, language_model, transformer
 from models.chunked_loss import (
     CPU_LOGITS_BYTES,
+    ChunkedHead,
     accelerator_logits_bytes,
-    linear_cross_entropy,
     rows_at_once,
     set_logits_bytes,
 )
@@ -29,8 +29,15 @@ def example(dtype=torch.float64):
     return torch.randn(3, 5, WIDTH, dtype=dtype).mul_(4).requires_grad_(), project, labels
 
 
+def score(y, project, clip, loss, labels, logits_bytes):
+    """Returns the objective and the metric of a head that only projects."""
+    head = ChunkedHead(SHAPE, nn.Identity(), clip)
+    head.project, head.logits_bytes = project, logits_bytes
+    return head.score(loss, (y,), (labels,))
+
+
 def found(y, project, labels, clip, logits_bytes=CPU_LOGITS_BYTES):
-    objective, measure = linear_cross_entropy(y, project, clip, TranslationLoss(0.1), labels, logits_bytes)
+    objective, measure = score(y, project, clip, TranslationLoss(0.1), labels, logits_bytes)
     gradients = torch.autograd.grad(objective * 0.5, [y, project.weight, project.bias])
     return objective.detach(), measure, *gradients
 
@@ -53,7 +60,7 @@ def test_a_frozen_projection_gets_no_gradient_and_the_rest_that_of_the_whole(fro
     def gradients(logits_bytes):
         y.grad = None
         project.zero_grad()
-        linear_cross_entropy(y, project, None, TranslationLoss(0.1), labels, logits_bytes)[0].backward()
+        score(y, project, None, TranslationLoss(0.1), labels, logits_bytes)[0].backward()
         return [y.grad, project.weight.grad, project.bias.grad]
 
     whole, parts = gradients(CPU_LOGITS_BYTES), gradients(4 * WORDS * 4)
@@ -84,7 +91,7 @@ def test_large_logits_never_stand_whole():
 
     def peak(logits_bytes):
         with MemoryTracker(torch.device("cpu")) as memory_tracker:
-            linear_cross_entropy(y, project, 30.0, loss, labels, logits_bytes)[0].backward()
+            score(y, project, 30.0, loss, labels, logits_bytes)[0].backward()
         return memory_tracker.peak
 
     assert peak(CPU_LOGITS_BYTES) > 16e6 > 6e6 > peak(1 << 20)
