@@ -53,8 +53,8 @@ def find(name: str) -> Experiment:
         return find_custom(name)
     if name.endswith(".py"):
         raise SettingError(f"{name} is a file; name the function in it: {name}:function")
-    if transformer := find_transformer(name):
-        return transformer()
+    if (transformer := find_transformer(name)) is not None:
+        return transformer
     known = experiments()
     if name not in known:
         raise SettingError(f"there is no experiment {name}; {nearest(name, known)}")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from suite.data.epochs import EpochBatches
+from suite.data.text.batching import TranslationBatches
 from suite.errors import DataError
 from suite.exchange import broadcast
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
+from suite.settings import FrozenRecord, LoopSettings, PipelineSettings
 from suite.training.validation import HeldOut
 
 
@@ -53,30 +58,32 @@ class DataSource(Protocol):
         return None
 
 
-class Batches(Protocol):
-    """Mini-batches of prepared data."""
-
-    def batch(self, step: int, replica: int, inputs: bool, targets: bool) -> MiniBatch:
-        """Returns a replica's share of a step, with or without its inputs and its targets."""
-
-    def held_out(self, inputs: bool, targets: bool) -> Sequence[MiniBatch]:
-        """Returns the held-out mini-batches."""
-
-
 class PreparedSource(DataSource):
     """Prepared data, read on the first and the last stage: inputs on the first, targets on the last."""
 
     is_thread_safe, has_held_out = True, True
     by_group: ClassVar[bool] = False
     """Whether held-out micro-batches are of groups."""
-    _coord: RankCoord
-    _batches: Batches | None = None
+    data_type: ClassVar[type[Any]]
+    """What opens the folder of the data."""
+    batches_type: ClassVar[type[Any]]
+    """What makes mini-batches of them."""
+    _data: Any = None
+    _batches: EpochBatches | TranslationBatches | None = None
+
+    def __init__(
+        self, folder: Path, coord: RankCoord, settings: FrozenRecord, train: LoopSettings, pipeline: PipelineSettings
+    ) -> None:
+        """``settings`` are those of the data."""
+        self._coord = coord
+        if coord.is_first or coord.is_last:
+            self._data = self.data_type.open(folder)
+            self._batches = self.batches_type(self._data, settings, train, pipeline.replicas, pipeline.micro_batches)
 
     def batch(self, step: int) -> MiniBatch | None:
-        coord = self._coord
         if self._batches is None:
             return None
-        return self._batches.batch(step, coord.replica, coord.is_first, coord.is_last)
+        return self._batches.batch(step, self._coord.replica, self._coord.is_first, self._coord.is_last)
 
     def held_out(self) -> HeldOut:
         coord = self._coord
@@ -87,7 +94,9 @@ class PreparedSource(DataSource):
 class TokenSource(PreparedSource):
     """Tokenized text. A checkpoint has the digest of its vocabulary."""
 
-    _vocabulary: str | None = None
+    @cached_property
+    def _vocabulary(self) -> str | None:
+        return self._data.digest if self._data is not None else None
 
     def notes(self) -> dict[str, Any]:
         return {"vocabulary": self._vocabulary}

@@ -22,15 +22,13 @@ from experiments.base.data_source import DataSource
 from experiments.base.setting_faults import contradictions
 from suite.errors import SettingError
 from suite.log import Log
+from suite.paths import hide_secrets
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import Sample
 from suite.pipeline.schedule import csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 from suite.training.trackers import Tracker
 from suite.training.validation import Criterion
-
-Scale = Literal["paper", "gpu", "laptop", "slice", "tiny"]
-
 
 FORMAT = 3
 """Of an experiment's file. Raise it when settings are renamed or removed: runs of another format are refused."""
@@ -52,12 +50,14 @@ class Experiment(FrozenRecord):
     """Sections that a resumed run cannot change: the model and the data."""
     data_setting: ClassVar[str]
     """The one that names the text or image set, of tasks whose data may be replaced by other data."""
+    batch_setting: ClassVar[tuple[str, int]]
+    """The one of ``train`` for the size of a mini-batch, and its least value."""
     new_last_layer: ClassVar[bool] = False
     """Whether ``train.init_from`` leaves the last layer out even where its shapes are equal."""
 
     task: str
     name: str
-    scale: Scale
+    scale: Literal["paper", "gpu", "laptop", "slice", "tiny"]
     pipeline: PipelineSettings
     optimizer: OptimizerSettings
     train: LoopSettings
@@ -65,6 +65,7 @@ class Experiment(FrozenRecord):
     trace: bool = False
     """Whether all steps are traced, not a few."""
     shrunk: tuple[str, ...] = ()
+    """How its scale changed a run of the paper (``changes_from``)."""
 
     _prepared: Path | None = PrivateAttr(default=None)
     """Folder of the prepared data that samples are taken from; no setting."""
@@ -72,8 +73,7 @@ class Experiment(FrozenRecord):
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
         general = contradictions(self.pipeline, self.optimizer, self.train, self.list_length)
-        errors = [*self.setting_errors(), *general]
-        if errors:
+        if errors := [*self.setting_errors(), *general]:
             raise SettingError("; ".join(errors))
         return self
 
@@ -118,9 +118,11 @@ class Experiment(FrozenRecord):
         """Rows that a step has at most, an upper bound of R x M."""
         return self.min_rows
 
-    @abstractmethod
     def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
         """Returns a copy with a fraction of its mini-batch, and the setting for it."""
+        name, least = self.batch_setting
+        setting = f"train.{name}={max(least, int(getattr(self.train, name) * fraction))}"
+        return self.with_settings(setting), setting
 
     @abstractmethod
     def sample(self) -> Sample:
@@ -256,6 +258,22 @@ class Experiment(FrozenRecord):
                 return {"optimizer.lr_stable_steps": max(0, steps - warmup - decay_steps), **given}
         return given
 
+    def changes_from(self, before: Experiment) -> list[str]:
+        """Returns a line for each setting that differs from that of another experiment, such as ``model.width 1024 ->
+        64``."""
+        new = self.model_dump()
+        return [
+            f"{section}.{field} {_short(value)} -> {_short(new[section][field])}"
+            for section, values in before.model_dump().items()
+            if isinstance(values, dict)
+            for field, value in values.items()
+            if value != new[section][field]
+        ]
+
+    def with_changes_from(self, paper: Experiment) -> Self:
+        """Returns a copy with every difference from the paper's numbers in ``shrunk``."""
+        return self.model_copy(update={"shrunk": tuple(self.changes_from(paper))})
+
     def is_finished(self, record: dict[str, Any]) -> bool:
         """Whether the run with this ``record.json`` has nothing left to train: it did all steps, or its validations did
         not improve for as long as ``train.patience`` says."""
@@ -286,6 +304,12 @@ class Experiment(FrozenRecord):
             if overrides.may_be_none(kind) and isinstance(values.get(section), dict):
                 values[section].setdefault(field, None)
         return cls.validated(values)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "none" if value is None else hide_secrets(str(value))
 
 
 def _with_schedule_file(given: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ _KINDS: dict[Any, str] = {
     MicroBatches: "auto or an integer",
 }
 
-
 OTHER_NAMES = {
     "optimizer.name": "optimizer optim optimizer_type",
     "optimizer.learning_rate": "lr max_lr base_lr peak_lr",
@@ -133,13 +132,11 @@ def split(settings: str) -> list[str]:
     try:
         return shlex.split(settings)
     except ValueError as error:
+        quoted = option("SET", "\"train.checkpoint_dir='/my disk/runs'\"")
         raise SettingError(
             f"the settings {shortened(settings)!r} cannot be read ({error}); a value with blanks stands in quotes, "
-            f"such as {option('SET', QUOTED)}"
+            f"such as {quoted}"
         ) from None
-
-
-QUOTED = "\"train.checkpoint_dir='/my disk/runs'\""
 
 
 def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, Any]:
@@ -184,9 +181,7 @@ def describe(kind: Any, limits: Iterable[str] = ()) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
-        if str in get_args(kind):
-            return "names such as de,fr"
-        return "integers such as 10,12"
+        return "names such as de,fr" if str in get_args(kind) else "integers such as 10,12"
     return ", ".join([_KINDS.get(kind, str(kind)), *limits])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from suite.errors import SettingError
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule import config
@@ -13,12 +15,19 @@ def contradictions(
     pipeline: PipelineSettings, optimizer: OptimizerSettings, train: LoopSettings, layers: int
 ) -> list[str]:
     """Returns all of them, in sentences; ``layers`` is the number of the model's."""
-    return [
-        *_pipeline_errors(pipeline, layers),
-        *_validation_errors(train),
-        *_profile_errors(train),
-        *_decay_errors(optimizer, train.steps),
-    ]
+    errors = [*_pipeline_errors(pipeline, layers), *_validation_errors(train)]
+    if train.profile_steps is not None:
+        errors += faults_of(profiled_steps, train.profile_steps, train.steps)
+    return errors + _decay_errors(optimizer, train.steps)
+
+
+def faults_of(check: Callable[..., object], *arguments: object) -> list[str]:
+    """Returns what is wrong by a check that raises SettingError, in a list; empty if nothing is."""
+    try:
+        check(*arguments)
+    except SettingError as fault:
+        return [str(fault)]
+    return []
 
 
 def _pipeline_errors(pipeline: PipelineSettings, count: int) -> list[str]:
@@ -33,12 +42,7 @@ def _pipeline_errors(pipeline: PipelineSettings, count: int) -> list[str]:
         errors.append(
             f"pipeline.layers_per_cell has {len(cells)} cells, pipeline.stages is {stages}{each}; make them equal"
         )
-    if cells is not None:
-        try:
-            cell_ranges(cells, count)
-        except SettingError as fault:
-            errors.append(str(fault))
-    return errors
+    return errors if cells is None else [*errors, *faults_of(cell_ranges, cells, count)]
 
 
 def _validation_errors(train: LoopSettings) -> list[str]:
@@ -60,17 +64,6 @@ def _validation_errors(train: LoopSettings) -> list[str]:
             f"train.patience={patience} could never end this run early: it has {steps // every} validations, one every "
             f"{every} of {steps} steps; {remedy}, or none"
         ]
-    return []
-
-
-def _profile_errors(train: LoopSettings) -> list[str]:
-    """Returns what is wrong with the steps to profile."""
-    if train.profile_steps is None:
-        return []
-    try:
-        profiled_steps(train.profile_steps, train.steps)
-    except SettingError as fault:
-        return [str(fault)]
     return []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
+from operator import getitem
 from typing import Any, NamedTuple
 
 from annotated_types import Unit
@@ -32,15 +34,9 @@ def describe_settings(record: type[BaseModel]) -> list[Setting]:
 
 def values(record: BaseModel) -> dict[str, str]:
     """Returns the value of every setting of a record, as ``SET=`` takes it; URLs without their secrets."""
-    sections = record.model_dump()
-    return {path: hide_secrets(overrides.as_typed(_value(sections, path))) for path in overrides.paths(type(record))}
-
-
-def _value(sections: dict[str, Any], path: str) -> Any:
-    value: Any = sections
-    for name in path.split("."):
-        value = value[name]
-    return value
+    sections: Any = record.model_dump()
+    found = {path: reduce(getitem, path.split("."), sections) for path in overrides.paths(type(record))}
+    return {path: hide_secrets(overrides.as_typed(value)) for path, value in found.items()}
 
 
 def _describe(record: type[BaseModel], path: str, kind: Any) -> Setting:

@@ -48,15 +48,13 @@ class SingleThreadWorkload:
         return repr(self)
 
 
-def sample_shapes(sample: Sample) -> list[list[tuple[int, ...]]]:
-    """Returns the shapes of a sample. Costs depend on them and not on the values."""
+def cost_key(work: Measurable, *model: object) -> str:
+    """Returns a workload's key: what describes its model, the shapes of its sample, on whose values costs do not
+    depend, and the settings of the optimizer on which they do."""
+    sample, optimizer = work.sample(), work.optimizer
     micro_batches = (sample.typical, sample.largest)
-    return [[tuple(tensor.shape) for tensor in (*batch.inputs, *batch.targets)] for batch in micro_batches]
-
-
-def update_key(optimizer: OptimizerSettings) -> tuple[str, str, bool]:
-    """Returns the optimizer settings that costs depend on."""
-    return optimizer.name, optimizer.precision, optimizer.max_grad_norm is not None
+    shapes = [[tuple(tensor.shape) for tensor in (*batch.inputs, *batch.targets)] for batch in micro_batches]
+    return repr((*model, shapes, (optimizer.name, optimizer.precision, optimizer.max_grad_norm is not None)))
 
 
 FIRST_WORD = 4

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.base.workload import sample_shapes, update_key
+from experiments.base.workload import cost_key
 from experiments.custom.batches import SpecBatches
 from experiments.custom.loading import Source, absolute, called, description, digest, load_spec
 from experiments.custom.loss import metrics_of, units_of
@@ -37,6 +37,7 @@ class CustomExperiment(Experiment):
     criterion: ClassVar[Criterion] = Criterion("loss")
     """Not the metric: whether more of it is better is unknown."""
     unchangeable: ClassVar[tuple[str, ...]] = ("source",)
+    batch_setting: ClassVar[tuple[str, int]] = ("batch_rows", 1)
 
     task: Literal["custom"] = "custom"
     source: str
@@ -103,10 +104,6 @@ class CustomExperiment(Experiment):
     def _first_batch(self) -> tuple[Tensors, Tensors]:
         return first_batch(self.source, self.train.seed, self.train.batch_rows)
 
-    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        setting = f"train.batch_rows={max(1, int(self.batch * fraction))}"
-        return self.with_settings(setting), setting
-
     def sample(self) -> Sample:
         inputs, targets = self._first_batch()
         parts = sizes(len(inputs[0]), self.pipeline.replicas * self.pipeline.micro_batches)
@@ -119,9 +116,7 @@ class CustomExperiment(Experiment):
 
     def key(self) -> str:
         """The file of the function, the layers, the shapes of the sample, and the update."""
-        layers, loss = self.build()
-        shapes = sample_shapes(self.sample())
-        return repr((self.source, digest(self.source), layers, loss, shapes, update_key(self.optimizer)))
+        return cost_key(self, self.source, digest(self.source), *self.build())
 
     def trial_errors(self) -> list[str]:
         """What the layers, the loss and the data stumble over, tried on the rows of the smallest micro-batch."""

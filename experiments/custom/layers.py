@@ -168,8 +168,9 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
             ]
         check.remove()
         failure = trial_error(unused, taken_tensors)
-        if failure:
-            failure = _trial_on_one_thread(layer, taken_tensors)
+        if failure:  # again, because sums of several threads may be in another order on a busy machine
+            with one_thread():
+                failure = trial_error(by_micro_batch(_initialised(layer)), taken_tensors)
         on_meta_too = _failure_on_meta(layer, tensors, outputs, meta_stash)  # also fills the stash
         failure = failure or on_meta_too or error_on_fakes(unused, taken_tensors)
         if failure:
@@ -178,12 +179,6 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
         if key is not None:
             tried[key] = outputs
     return _loss_errors(loss, tensors, targets)
-
-
-def _trial_on_one_thread(layer: nn.Module, tensors: Tensors) -> str:
-    """Tries a layer again, because sums of several threads may be in another order on a busy machine."""
-    with one_thread():
-        return trial_error(by_micro_batch(_initialised(layer)), tensors)
 
 
 def _initialised(layer: nn.Module) -> nn.Module:

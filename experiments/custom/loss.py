@@ -90,9 +90,9 @@ class SummedLoss(nn.Module):
 
     def _units(self, targets: Tensors) -> Tensor | float:
         """Returns ``units_of`` the targets: a number if it follows from shapes, otherwise a tensor on their device."""
-        if self._spec.units is None and not self._counts_own_units:
-            return float(len(targets[-1]))
         found = _counted(self._spec, self._loss, targets)
+        if self._spec.units is None and not self._counts_own_units:
+            return found
         if isinstance(found, Tensor):
             return found.to(targets[-1].device, non_blocking=True)
         return torch.full((), found, dtype=torch.float64, device=targets[-1].device)
@@ -137,8 +137,6 @@ def units_of(spec: TrainSpec, targets: Tensors) -> float:
     By default the rows. For torch's cross entropy what its own mean divides by: the targets that are not ignored, each
     with the weight of its class.
     """
-    if spec.units is None and not _counts_own_units(spec):
-        return float(len(targets[-1]))
     return float(_counted(spec, spec.loss, targets))
 
 
@@ -146,6 +144,8 @@ def _counted(spec: TrainSpec, loss: Any, targets: Tensors) -> Tensor | float:
     """Returns the units that ``spec`` counts, or a cross entropy whose weights are where the targets are."""
     if spec.units is not None:
         return spec.units(*targets)
+    if not _counts_own_units(spec):
+        return float(len(targets[-1]))
     labels, weight = targets[-1], loss.weight
     if labels.is_floating_point() and labels.dim() == 1:
         raise ValueError("class numbers must be integers; convert the targets with .long()")

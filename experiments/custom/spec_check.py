@@ -19,7 +19,6 @@ WRAPPERS = {
 }
 """Modules around a user's own that no stage can hold, and what they are."""
 
-
 ADVICE = {"loss": "a function or a module, such as nn.MSELoss()", "metric": "a function, or a dict of them by name"}
 
 

@@ -87,10 +87,12 @@ class Block(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.rotary is None:
-            return _first(self.block(hidden))
-        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
-        embeddings = self.rotary(hidden, position_ids=positions)
-        return _first(self.block(hidden, position_embeddings=embeddings, position_ids=positions))
+            hidden = self.block(hidden)
+        else:
+            positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+            embeddings = self.rotary(hidden, position_ids=positions)
+            hidden = self.block(hidden, position_embeddings=embeddings, position_ids=positions)
+        return hidden
 
 
 class Head(nn.Module):
@@ -102,12 +104,6 @@ class Head(nn.Module):
         """(batch, T, width) -> logits (batch, T, vocabulary)."""
         logits: Tensor = self.projection(self.norm(hidden))
         return logits
-
-
-def _first(output: Any) -> Tensor:
-    """Returns the hidden states of a block's output: a tensor, or the first of a tuple, by version."""
-    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
-    return hidden
 
 
 def load_causal_lm(folder: Path | str) -> list[nn.Module]:

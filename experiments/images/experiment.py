@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.base.workload import sample_shapes, update_key
+from experiments.base.workload import cost_key
 from experiments.images.source import ImageSource
 from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
@@ -35,6 +35,7 @@ class ImageExperiment(Experiment):
     criterion: ClassVar[Criterion] = Criterion("accuracy", higher_is_better=True)
     unchangeable: ClassVar[tuple[str, ...]] = ("model", "images")
     data_setting: ClassVar[str] = "images.source"
+    batch_setting: ClassVar[tuple[str, int]] = ("batch_images", 1)
     new_last_layer: ClassVar[bool] = True
 
     task: Literal["classification"] = "classification"
@@ -81,10 +82,6 @@ class ImageExperiment(Experiment):
     def max_rows(self) -> int:
         return self.batch
 
-    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        setting = f"train.batch_images={max(1, int(self.batch * fraction))}"
-        return self.with_settings(setting), setting
-
     def sample(self) -> Sample:
         """Random images: costs do not depend on the content. Micro-batches differ by at most one image."""
         parts = sizes(self.batch, self.pipeline.replicas * self.pipeline.micro_batches)
@@ -98,7 +95,7 @@ class ImageExperiment(Experiment):
         return MicroBatch((images,), (torch.randint(0, model.classes, (rows,), generator=generator),))
 
     def key(self) -> str:
-        return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
+        return cost_key(self, self.model)
 
     def check_data(self) -> None:
         check_source(self.data)
@@ -110,7 +107,7 @@ class ImageExperiment(Experiment):
         return prepare_images(self.images, self.model.channels, self.model.classes, cache, log).info.source
 
     def data_source(self, data: Path, coord: RankCoord) -> ImageSource:
-        return ImageSource(self, data, coord)
+        return ImageSource(data, coord, self.images, self.train, self.pipeline)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
         """Returns an available image set, its size, fewer filters, and a few hundred steps."""

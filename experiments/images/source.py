@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.base.data_source import PreparedSource
 from suite.data.images.batches import ImageBatches
 from suite.data.images.transforms import ImageData
 from suite.errors import DataError
-from suite.pipeline.model.topology import RankCoord
 from suite.training.validation import HeldOut
-
-if TYPE_CHECKING:
-    from experiments.images.experiment import ImageExperiment
 
 
 class ImageSource(PreparedSource):
     """Images for the first stage, labels for the last. A checkpoint has the name of its set: another one has other
     classes."""
 
+    data_type, batches_type = ImageData, ImageBatches
     _data: ImageData | None = None
-
-    def __init__(self, experiment: ImageExperiment, data: Path, coord: RankCoord) -> None:
-        self._coord, pipeline = coord, experiment.pipeline
-        if coord.is_first or coord.is_last:
-            self._data = ImageData(data)
-            self._batches = ImageBatches(
-                self._data, experiment.images, experiment.train, pipeline.replicas, pipeline.micro_batches
-            )
 
     def notes(self) -> dict[str, Any]:
         return {"images": self._data.info.source if self._data is not None else None}

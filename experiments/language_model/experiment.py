@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.base.workload import random_ids, sample_shapes, update_key
+from experiments.base.text_experiment import TextExperiment
 from experiments.language_model.source import DocumentSource
-from models.blocks import start_scale
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
 from suite.data.documents.prepare import check_documents, folder_of_documents, prepare_documents
@@ -21,11 +20,6 @@ from suite.log import Log
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import DocumentSettings, DocumentTrainSettings, OptimizerSettings
-from suite.training.update_rule import scaled_start_factors
-from suite.training.validation import Criterion
-
-FOLLOWS = {"text.vocabulary": "model.vocabulary", "text.length": "model.time"}
-"""Settings of the text that also set the model's."""
 
 LAPTOP_STEPS, LAPTOP_WARMUP_STEPS = 4000, 100
 
@@ -33,74 +27,32 @@ LAPTOP_LAYERS = 128
 """Two cores cannot train more blocks of this width."""
 
 
-class LanguageModelExperiment(Experiment):
-    """``text.vocabulary`` and ``text.length`` set the model's; they must be equal."""
-
-    unit: ClassVar[str] = "tokens"
-    metric_name: ClassVar[str] = "nll"
-    criterion: ClassVar[Criterion] = Criterion("nll")
-    unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
-    data_setting: ClassVar[str] = "text.corpus"
+class LanguageModelExperiment(TextExperiment):
+    batch_setting: ClassVar[tuple[str, int]] = ("batch_sequences", 1)
+    followed_by: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "length": "time"}
 
     task: Literal["language_model"] = "language_model"
     model: LanguageModelShape
     text: DocumentSettings
     train: DocumentTrainSettings
 
-    def setting_errors(self) -> list[str]:
-        pairs = (
-            ("text.vocabulary", self.text.vocabulary, "model.vocabulary", self.model.vocabulary),
-            ("text.length", self.text.length, "model.time", self.model.time),
-        )
-        return [
-            f"{other} is {found} and {name} {wanted}; set only {name}, which also sets the model's"
-            for name, wanted, other, found in pairs
-            if wanted != found
-        ]
-
-    @property
-    def list_length(self) -> int:
-        return self.model.list_length
-
     @property
     def batch(self) -> int:
         return self.train.batch_sequences * self.text.length
-
-    @property
-    def data(self) -> str:
-        return self.text.corpus
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(label_smoothing=0.0)
 
-    def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
-        for text, model in FOLLOWS.items():
-            if text in given:
-                given.setdefault(model, given[text])
-        return super().with_derived(given)
-
-    def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        """Output matrices of blocks move as slowly as they start small."""
-        return scaled_start_factors(start_scale(self.model, name), self.optimizer)
-
     @property
     def min_rows(self) -> int:
         return self.train.batch_sequences
 
-    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        setting = f"train.batch_sequences={max(1, int(self.train.batch_sequences * fraction))}"
-        return self.with_settings(setting), setting
-
     def sample(self) -> Sample:
-        """Full sequences; micro-batches are equal up to one of them, and costs do not depend on the text."""
-        rows = -(-self.train.batch_sequences // (self.pipeline.replicas * self.pipeline.micro_batches))
-        ids = random_ids(rows, self.model.time, self.model.vocabulary)
+        """Full sequences; micro-batches are equal up to one of them."""
+        ids = self.full_rows(self.text.length)
         micro_batch = MicroBatch((ids,), (ids,))
         return Sample(micro_batch, micro_batch)
-
-    def key(self) -> str:
-        return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
 
     def check_data(self) -> None:
         check_documents(self.data)
@@ -112,7 +64,7 @@ class LanguageModelExperiment(Experiment):
         return prepare_documents(self.text, cache, log).corpus
 
     def data_source(self, data: Path, coord: RankCoord) -> DocumentSource:
-        return DocumentSource(self, data, coord)
+        return DocumentSource(data, coord, self.text, self.train, self.pipeline)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
         """With one stage, up to two replicas each compute their share of a mini-batch at once."""

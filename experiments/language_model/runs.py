@@ -9,7 +9,6 @@ the least memory per stage; AdamW at the rate of GPT-3's 760M and 1.3B models (B
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from experiments.language_model.experiment import LanguageModelExperiment
 from models.language_model import LanguageModelShape
@@ -56,10 +55,7 @@ def transformer(layers: int) -> LanguageModelExperiment:
 
 
 def language_model(
-    shape: LanguageModelShape,
-    pipeline: PipelineSettings,
-    optimizer: OptimizerSettings | None = None,
-    sequences: int = SEQUENCES,
+    shape: LanguageModelShape, pipeline: PipelineSettings, sequences: int = SEQUENCES
 ) -> LanguageModelExperiment:
     """Returns a model that is only planned or measured, with the default optimizer."""
     run = transformer(shape.layers)
@@ -68,13 +64,13 @@ def language_model(
             "model": shape,
             "text": DocumentSettings(vocabulary=shape.vocabulary, length=shape.time),
             "pipeline": pipeline,
-            "optimizer": optimizer or OptimizerSettings(),
+            "optimizer": OptimizerSettings(),
             "train": run.train.model_copy(update={"batch_sequences": sequences}),
         }
     )
 
 
-def find_transformer(name: str) -> Callable[[], LanguageModelExperiment] | None:
-    """Returns the function that makes ``transformer_<L>``; None for any other name."""
+def find_transformer(name: str) -> LanguageModelExperiment | None:
+    """Returns ``transformer_<L>``; None for any other name."""
     match = re.fullmatch(r"transformer_([1-9]\d{0,5})", name)
-    return None if match is None else lambda: transformer(int(match[1]))
+    return None if match is None else transformer(int(match[1]))

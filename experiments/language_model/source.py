@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import torch
 
 from experiments.base.data_source import TokenSource, labels
@@ -12,11 +9,7 @@ from suite.data.documents.batches import RowBatches
 from suite.data.documents.tokenizer import token_bytes
 from suite.data.documents.tokens import TokenData
 from suite.evaluation.ngram import ngram_nll
-from suite.pipeline.model.topology import RankCoord
 from suite.training.validation import HeldOut
-
-if TYPE_CHECKING:
-    from experiments.language_model.experiment import LanguageModelExperiment
 
 ORDERS = {"trigram": 3, "bigram": 2, "unigram": 1}
 """The n-gram models that a language model is compared with."""
@@ -25,17 +18,9 @@ ORDERS = {"trigram": 3, "bigram": 2, "unigram": 1}
 class DocumentSource(TokenSource):
     """Rows of tokens for the first stage, the same one token later for the last."""
 
+    data_type, batches_type = TokenData, RowBatches
     _data: TokenData
     _batches: RowBatches | None = None
-
-    def __init__(self, experiment: LanguageModelExperiment, data: Path, coord: RankCoord) -> None:
-        self._coord, pipeline = coord, experiment.pipeline
-        if coord.is_first or coord.is_last:
-            self._data = TokenData(data)
-            self._vocabulary = self._data.digest
-            self._batches = RowBatches(
-                self._data, experiment.text, experiment.train, pipeline.replicas, pipeline.micro_batches
-            )
 
     def counts(self) -> dict[str, int]:
         return self._data.counts

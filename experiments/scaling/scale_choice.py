@@ -8,7 +8,6 @@ from typing import Literal
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.base.shrink import with_changes
 from experiments.planning.best import first_plans, given_names
 from experiments.planning.planner import least_memory, plan_workload
 from experiments.planning.single_plan import estimated_costs, try_plan
@@ -77,12 +76,10 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
     Bytes are estimated on the meta device (``suite.pipeline.planning.estimate``).
     """
     pipeline = experiment.pipeline
-    if cluster.kind == "gpu" and _fits(experiment, cluster):
+    if cluster.kind == "gpu" and _plan_fault(experiment, cluster) is None:
         return None
     enough = _large_enough(experiment)
-    try:
-        try_plan(experiment, enough, estimated_costs)
-    except PlanError as fault:
+    if (fault := _plan_fault(experiment, enough)) is not None:
         return f"cannot run with these settings: {'; '.join(fault.errors)}"
     least = least_memory(experiment, enough)
     assert least is not None, "the run fits devices without a bound"
@@ -92,12 +89,13 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
     )
 
 
-def _fits(experiment: Experiment, cluster: Cluster) -> bool:
+def _plan_fault(experiment: Experiment, cluster: Cluster) -> PlanError | None:
+    """Returns why the run does not fit a cluster; None if it does."""
     try:
         try_plan(experiment, cluster, estimated_costs)
-    except PlanError:
-        return False
-    return True
+    except PlanError as fault:
+        return fault
+    return None
 
 
 def _remedy(experiment: Experiment, cluster: Cluster) -> str:
@@ -121,7 +119,7 @@ def fit_to_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
     if cluster.kind == "cpu" or experiment.pipeline.stages <= max_stages:
         return experiment
     pipeline = experiment.pipeline.model_copy(update={"stages": max_stages, "layers_per_cell": None})
-    return with_changes(experiment, experiment.with_pipeline(pipeline))
+    return experiment.with_pipeline(pipeline).with_changes_from(experiment)
 
 
 HEADLINES = (
@@ -132,7 +130,7 @@ HEADLINES = (
 
 
 def _shrunk(paper: Experiment, shrunk: Experiment, settings: list[str], why: str) -> tuple[Experiment, str]:
-    small = with_changes(paper, shrunk.with_settings(settings))
+    small = shrunk.with_settings(settings).with_changes_from(paper)
     headlines = [line for line in small.shrunk if line.startswith(HEADLINES)]
     rest = len(small.shrunk) - len(headlines)
     line = f"{small.title}, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"

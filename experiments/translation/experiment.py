@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.base.workload import sample_shapes, update_key
-from experiments.translation.sample import from_text, longest_rows, validation_pairs
+from experiments.base.text_experiment import TextExperiment
+from experiments.translation.sample import from_text, validation_pairs
 from experiments.translation.scales import LAPTOP, SLICE, shrunk_by
 from experiments.translation.source import TextSource
-from models.blocks import start_scale
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
 from suite.data.text.prepare import check_corpus, folder_of, prepare
@@ -22,58 +21,26 @@ from suite.data.text.subset import train_counts
 from suite.data.text.text import TextData
 from suite.log import Log
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.profile import Sample
+from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import TextSettings, TrainSettings
-from suite.training.update_rule import scaled_start_factors
-from suite.training.validation import Criterion
 
 
-class TranslationExperiment(Experiment):
-    """``text.vocabulary`` sets the vocabulary; the model's must be equal."""
-
-    unit: ClassVar[str] = "tokens"
-    metric_name: ClassVar[str] = "nll"
-    criterion: ClassVar[Criterion] = Criterion("nll")
-    unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
-    data_setting: ClassVar[str] = "text.corpus"
+class TranslationExperiment(TextExperiment):
+    batch_setting: ClassVar[tuple[str, int]] = ("batch_tokens", 16)
+    followed_by: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary"}
 
     task: Literal["translation"] = "translation"
     model: TransformerShape
     text: TextSettings
     train: TrainSettings
 
-    def setting_errors(self) -> list[str]:
-        if self.model.vocabulary == self.text.vocabulary:
-            return []
-        return [
-            f"model.vocabulary is {self.model.vocabulary} and text.vocabulary {self.text.vocabulary}; "
-            "set only text.vocabulary, which also sets the model's"
-        ]
-
-    @property
-    def list_length(self) -> int:
-        return self.model.list_length
-
     @property
     def batch(self) -> int:
         return self.train.batch_tokens
 
-    @property
-    def data(self) -> str:
-        return self.text.corpus
-
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         with torch.device("meta"):
             return layers(self.model), TranslationLoss(self.model.label_smoothing)
-
-    def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
-        if "text.vocabulary" in given:
-            given.setdefault("model.vocabulary", given["text.vocabulary"])
-        return super().with_derived(given)
-
-    def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        """Output matrices of blocks move as slowly as they start small."""
-        return scaled_start_factors(start_scale(self.model, name), self.optimizer)
 
     @property
     def min_rows(self) -> int:
@@ -85,15 +52,13 @@ class TranslationExperiment(Experiment):
         """One target token per row is the least; a step with fewer rows has fewer micro-batches."""
         return self.train.batch_tokens
 
-    def with_batch_fraction(self, fraction: float) -> tuple[Self, str]:
-        setting = f"train.batch_tokens={max(16, int(self.batch * fraction))}"
-        return self.with_settings(setting), setting
-
     def sample(self) -> Sample:
-        return longest_rows(self) if self._prepared is None else from_text(self, self._prepared)
-
-    def key(self) -> str:
-        return repr((self.model, sample_shapes(self.sample()), update_key(self.optimizer)))
+        """Real text if that is prepared, otherwise sentences of full length, which need the most bytes per token."""
+        if self._prepared is not None:
+            return from_text(self, self._prepared)
+        ids = self.full_rows(self.text.max_length)
+        micro_batch = MicroBatch((ids, ids), (ids,))
+        return Sample(micro_batch, micro_batch)
 
     def data_errors(self) -> list[str]:
         if self._prepared is None:
@@ -122,7 +87,7 @@ class TranslationExperiment(Experiment):
         return prepare(self.text, cache, log).corpus
 
     def data_source(self, data: Path, coord: RankCoord) -> TextSource:
-        return TextSource(self, data, coord)
+        return TextSource(data, coord, self.text, self.train, self.pipeline)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:
         return self if self.scale == "laptop" else shrunk_by(self, LAPTOP, cluster)

@@ -1,4 +1,4 @@
-"""Sample micro-batches of a translation run: real text if that is prepared, otherwise sentences of full length."""
+"""What a translation run takes from its prepared text before it trains: sample micro-batches, and a count."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.base.workload import random_ids
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.splitting import VALID
 from suite.data.text.text import TextData
@@ -14,15 +13,6 @@ from suite.pipeline.planning.profile import MicroBatch, Sample
 
 if TYPE_CHECKING:
     from experiments.translation.experiment import TranslationExperiment
-
-
-def longest_rows(experiment: TranslationExperiment) -> Sample:
-    """Returns sentences of full length with a micro-batch's tokens, which need the most bytes per token."""
-    pipeline, time = experiment.pipeline, experiment.text.max_length
-    rows = -(-experiment.train.batch_tokens // (pipeline.replicas * pipeline.micro_batches * time))
-    ids = random_ids(rows, time, experiment.text.vocabulary)
-    micro_batch = MicroBatch((ids, ids), (ids,))
-    return Sample(micro_batch, micro_batch)
 
 
 @lru_cache(maxsize=8)

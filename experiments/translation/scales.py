@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.base.cluster import Cluster
-from experiments.base.shrink import with_changes
 from suite.settings import OptimizerSettings, Remat, ScheduleName
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def shrunk_by(
             ),
         }
     )
-    return with_changes(paper, small)
+    return small.with_changes_from(paper)
 
 
 def fields_of(rule: object, *names: str) -> dict[str, Any]:

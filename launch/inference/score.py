@@ -18,9 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.base.score_settings import ScoreSettings, read
 from experiments.report.table import Table, Value
 from experiments.translation.experiment import TranslationExperiment
+from experiments.translation.score_settings import ScoreSettings, read
 from launch.inference.decode import decode, find_text_run, stages_of
 from launch.inference.methods import BeamSearch, ForcedScoring
 from launch.inference.model_text import language_of, load_data, rows_of, trained_languages

@@ -9,11 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as Shown
 
-from experiments.base.score_settings import ScoreRecord
 from experiments.base.setting_rows import REQUIRED, Setting, describe_settings, values
 from experiments.registry import TASKS, find, resolve
 from experiments.report.table import Table
 from experiments.scaling.scale_choice import RequestedScale
+from experiments.translation.score_settings import ScoreRecord
 from launch.backends.select import cluster_backend
 from suite.errors import SettingError
 

@@ -14,11 +14,11 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from experiments.base.score_settings import ScoreSettings
 from experiments.registry import read_experiment
 from experiments.sweeps.members.base import Scoring, read_record
 from experiments.sweeps.report.results import scored_step
 from experiments.translation.experiment import TranslationExperiment
+from experiments.translation.score_settings import ScoreSettings
 from launch.inference.score import score_run
 from launch.runs.store import RUNS, RunFolder
 from launch.sweeps.devices import cluster_devices

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
-from experiments.base.shrink import with_changes
 from experiments.planning.best import split_choice
 from experiments.planning.single_plan import row_errors
 from experiments.registry import find, read_experiment_file, resolve
@@ -50,12 +49,12 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
             raise PlanError(faults)
     prepared = prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
-        chosen = with_changes(find(name), prepared)
+        chosen = prepared.with_changes_from(find(name))
     session = Session(backend, console)
     planned = session.plan(chosen, given, any_shape)
     backend.check_workers(planned.experiment)
     if any_shape or chosen.pipeline.micro_batches == AUTO:
-        planned = replace(planned, experiment=with_changes(find(name), planned.experiment))
+        planned = replace(planned, experiment=planned.experiment.with_changes_from(find(name)))
     run = new_run(chosen.name)
     session.train(run, planned)
     return run

@@ -2,9 +2,9 @@
 
 import pytest
 
-from experiments.base.score_settings import ScoreRecord
 from experiments.base.setting_rows import Setting, describe_settings, values
 from experiments.registry import TASKS, experiments
+from experiments.translation.score_settings import ScoreRecord
 
 RECORDS = (*TASKS.values(), ScoreRecord)
 

@@ -96,7 +96,7 @@ def test_real_text_and_rows_of_full_length_have_different_keys(text: Path) -> No
 
 def language(micro_batches: int = 8, optimizer: Any = None, shape: LanguageModelShape = SHAPE, **pipeline: Any) -> Any:
     settings = PipelineSettings(micro_batches=micro_batches, **pipeline)
-    return language_model(shape, settings, optimizer or OptimizerSettings())
+    return language_model(shape, settings).model_copy(update={"optimizer": optimizer or OptimizerSettings()})
 
 
 def test_language_models_have_equal_keys_only_for_equal_costs() -> None:

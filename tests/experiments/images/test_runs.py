@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.base.shrink import changes
 from experiments.images.runs import EPOCH, find_amoebanet
 from experiments.planning.planner import plan_workload
 from experiments.planning.single_plan import estimated_costs
@@ -36,7 +35,7 @@ def test_its_laptop_scale_keeps_the_depth_and_lists_every_change() -> None:
     small, line = resolve("amoebanet_imagenet", "laptop", LAPTOP)
     assert small.model.layers == 18
     assert small.pipeline.stages == 2
-    assert small.shrunk == tuple(changes(paper, small))
+    assert small.shrunk == tuple(small.changes_from(paper))
     for change in ("model.filters 512 -> 32", "images.source ILSVRC/imagenet-1k -> fashion", "images.size 480 -> 28"):
         assert change in line
     assert small.with_settings("") == small

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
-from experiments.base.shrink import changes
 from experiments.registry import experiments, find, resolve
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.model.layers import count_parameters
@@ -75,7 +74,7 @@ def test_laptop_keeps_depth_and_lists_every_change(name: str) -> None:
     assert len(small.build()[0]) == len(paper.build()[0])
     assert small.pipeline.stages == min(paper.pipeline.stages, 2)
     assert small.pipeline.replicas == 1
-    assert small.shrunk == tuple(changes(paper, small))
+    assert small.shrunk == tuple(small.changes_from(paper))
     assert "model.width 1024 -> 64" in small.shrunk
     assert "model.width 1024 -> 64" in line
     assert "\n" not in line
@@ -124,7 +123,7 @@ def test_slice_keeps_widths_vocabulary_update_and_precision(name: str) -> None:
     )
     assert small.pipeline.stages == min(paper.pipeline.stages, 2)
     assert f"model.layers {paper.model.layers} -> 4" in line
-    assert small.shrunk == tuple(changes(paper, small))
+    assert small.shrunk == tuple(small.changes_from(paper))
     assert count_parameters(small.build()[0]) < 510e6
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.base.shrink import changes
 from experiments.sweeps.low_resource import PAPER, SWEEP
 from experiments.sweeps.members.few_pairs import (
     GALICIAN,
@@ -91,13 +90,13 @@ def test_runs_with_relatives_and_with_unrelated_languages_differ_in_the_language
     found = {member.label: member.experiment for member in members(tmp_path) if member.folder.endswith("-0")}
     _, related, unrelated = CASE.models
     one, other = found[CASE.label(related)], found[CASE.label(unrelated)]
-    assert changes(one, other) == [
+    assert other.changes_from(one) == [
         "text.languages ('es', 'gl', 'pt_BR') -> ('fi', 'gl', 'hu')",
         "text.train_pairs ('gl:500', 'es:15000', 'pt_BR:15000') -> ('gl:500', 'fi:15000', 'hu:15000')",
     ]
     bilingual = tuning(CASE)[0].experiment
     assert SETTINGS[0].dropout == one.model.dropout
-    assert changes(bilingual, one) == [
+    assert one.changes_from(bilingual) == [
         "text.languages ('gl',) -> ('es', 'gl', 'pt_BR')",
         "text.train_pairs ('gl:500',) -> ('gl:500', 'es:15000', 'pt_BR:15000')",
     ]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.base.shrink import changes
 from experiments.custom_sweeps import find_sweep
 from experiments.registry import find, read_experiment
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
@@ -87,7 +86,7 @@ def test_a_baseline_is_the_smallest_model_on_one_language(scale):
         assert alone.text.languages == (language,)
         assert alone.text.train_pairs == (tuple(own) or None)
         text = {"languages": None, "train_pairs": many.text.train_pairs}
-        assert not changes(many, alone.model_copy(update={"text": alone.text.model_copy(update=text)}))
+        assert not alone.model_copy(update={"text": alone.text.model_copy(update=text)}).changes_from(many)
 
 
 def test_a_baseline_is_tuned_before_it_is_compared(tmp_path):
@@ -144,7 +143,7 @@ def test_temperature_members_differ_only_in_the_temperature():
     assert sorted(run.text.temperature for run in runs.values()) == [1.0, 5.0, 100.0]
     base = runs["t12_400m"]
     for run in runs.values():
-        assert changes(base, run) in ([], [f"text.temperature 5 -> {run.text.temperature:g}"])
+        assert run.changes_from(base) in ([], [f"text.temperature 5 -> {run.text.temperature:g}"])
 
 
 def test_the_bilingual_models_beside_romance_strings_have_one_language_on_one_core_and_a_quarter_of_the_steps():
@@ -153,7 +152,7 @@ def test_the_bilingual_models_beside_romance_strings_have_one_language_on_one_co
     assert [member.label for member in alone] == [f"bilingual {code}" for code in many.experiment.text.corpus_languages]
     for member in alone:
         code = member.label.removeprefix("bilingual ")
-        assert changes(many.experiment, member.experiment) == [
+        assert member.experiment.changes_from(many.experiment) == [
             "pipeline.stages 2 -> 1", "pipeline.micro_batches 8 -> 1", "optimizer.lr_decay_steps 4800 -> 1050",
             "train.steps 5000 -> 1250", "train.checkpoint_every 500 -> 250", "train.validate_every 250 -> 125",
             f"text.languages none -> {(code,)}",

@@ -17,9 +17,9 @@ from rich.console import Console
 from safetensors.torch import save
 
 from experiments.base.cluster import Cluster
-from experiments.base.score_settings import ScoreSettings
 from experiments.registry import find
 from experiments.report.table import readable
+from experiments.translation.score_settings import ScoreSettings
 from launch.inference import decode as decoding
 from launch.inference import export as exporting
 from launch.inference import translate as translating

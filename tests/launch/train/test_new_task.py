@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import nn
 
 from experiments.base.experiment import Experiment
-from experiments.base.workload import sample_shapes, update_key
+from experiments.base.workload import cost_key
 from suite.pipeline.model.microbatch import MiniBatch, replica_share
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
@@ -55,6 +55,7 @@ class SquaresExperiment(Experiment):
     metric_name: ClassVar[str] = "square"
     criterion: ClassVar[Criterion] = Criterion("square")
     unchangeable: ClassVar[tuple[str, ...]] = ("task",)
+    batch_setting: ClassVar[tuple[str, int]] = ("batch_rows", 1)
 
     task: Literal["squares"] = "squares"
     train: Settings
@@ -79,17 +80,13 @@ class SquaresExperiment(Experiment):
         with torch.device("meta"):
             return [Hidden(WIDTH, 16), Hidden(16, 16), nn.Linear(16, WIDTH)], Loss()
 
-    def with_batch_fraction(self, fraction: float):
-        setting = f"train.batch_rows={max(1, int(self.batch * fraction))}"
-        return self.with_settings(setting), setting
-
     def sample(self) -> Sample:
         rows = torch.zeros(-(-self.batch // (self.pipeline.micro_batches * self.pipeline.replicas)), WIDTH)
         micro_batch = MicroBatch((rows,), (rows,))
         return Sample(micro_batch, micro_batch)
 
     def key(self) -> str:
-        return repr(("squares", sample_shapes(self.sample()), update_key(self.optimizer)))
+        return cost_key(self, "squares")
 
     def data_folder(self, cache: Path) -> Path:
         return cache
