@@ -8,10 +8,9 @@ from functools import lru_cache
 
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
+from experiments.planning.plan_report import CostModel, LayerCosts
 from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of, trainable
 from suite.pipeline.planning.communicators import P2P_BYTES, collective_bytes
-from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import Machine
 from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.settings import OptimizerSettings
 from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES
@@ -57,28 +56,24 @@ def _state_bytes(shape: tuple[int, ...], optimizer: OptimizerSettings) -> int:
     return sum(4 * math.prod(of) for name, of in state_shapes(shape, optimizer).items() if name not in per_value)
 
 
-def with_optimizer_state(costs: tuple[LayerCost, ...], work: Measurable) -> tuple[LayerCost, ...]:
-    """Returns the costs with the optimizer's state that ``bytes_per_parameter`` does not count, and with room for the
-    batches in which Adafactor updates small parameters of a stage: those of a layer by itself may be smaller."""
-    facts = model_facts(work)
+def costs_of_run(cost_model: CostModel, work: Measurable, cluster: Cluster) -> LayerCosts:
+    """Returns the costs with the optimizer's state that ``bytes_per_parameter`` does not count, with room for the
+    batches in which Adafactor updates small parameters of a stage (those of a layer by itself may be smaller), and on a
+    GPU with the bytes that communication takes."""
+    layer_costs, facts = cost_model(work, cluster), model_facts(work)
     batches = BATCH_COPIES * min(BATCH_BYTES, 4 * facts.parameters) if work.optimizer.name == "adafactor" else 0
-    return tuple(
+    costs = tuple(
         replace(
             cost,
             state_bytes=size,
             update_peak_bytes=max(cost.update_peak_bytes, batches if cost.parameters > cost.frozen else 0),
         )
-        for cost, size in zip(costs, facts.state_bytes, strict=True)
+        for cost, size in zip(layer_costs.costs, facts.state_bytes, strict=True)
     )
-
-
-def with_communicators(machine: Machine, work: Measurable, cluster: Cluster) -> Machine:
-    """Returns the machine with the bytes that communication takes on a GPU."""
-    if cluster.kind != "gpu" or (cluster.device is not None and not cluster.device.is_cuda):
-        return machine
-    pipeline = work.pipeline
-    facts = model_facts(work)
-    collectives = collective_bytes(pipeline.stages, pipeline.replicas, facts.tied)
-    # a bucket that is reduced is less than twice as large as one that is full, beside the gradients that it replaces
-    bucket = min(2 * ACCELERATOR_BUCKET_BYTES, 4 * facts.parameters) if pipeline.replicas > 1 else 0
-    return replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives + bucket)
+    machine, pipeline = layer_costs.machine, work.pipeline
+    if cluster.kind == "gpu" and cluster.transport == "nccl":
+        collectives = collective_bytes(pipeline.stages, pipeline.replicas, facts.tied)
+        # a bucket that is reduced is less than twice as large as one that is full, beside the gradients it replaces
+        bucket = min(2 * ACCELERATOR_BUCKET_BYTES, 4 * facts.parameters) if pipeline.replicas > 1 else 0
+        machine = replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives + bucket)
+    return replace(layer_costs, costs=costs, machine=machine)

@@ -20,7 +20,7 @@ from experiments.planning.plan_report import CostModel, PlanReport
 from experiments.planning.single_plan import MOST_DOUBLINGS, numbers_of_micro_batches, shares_cores, try_plan
 from suite.errors import PlanError, SettingError
 from suite.log import Log
-from suite.settings import AUTO, PipelineSettings
+from suite.settings import PipelineSettings
 
 _SCHEDULE = ("remat", "schedule", "virtual_stages")
 _SHAPE = ("stages", "replicas", "micro_batches")
@@ -62,7 +62,7 @@ class _Search:
 
     def __init__(self, work: Experiment, cluster: Cluster, cost_model: CostModel) -> None:
         self._work, self._cluster, self._cost_model = work, cluster, cost_model
-        self._failed = set(map(_key, [work, *numbers_of_micro_batches(work)] if _is_auto(work) else [work]))
+        self._failed = set(map(_key, [work, *numbers_of_micro_batches(work)]))
         """What does not fit; ``work`` by costs that may be other ones."""
 
     def first(self, run: Experiment, free: Collection[str], batch: str = "") -> tuple[PlanReport, str] | None:
@@ -108,10 +108,6 @@ def _key(work: Experiment) -> tuple[int, PipelineSettings]:
     return work.batch, work.pipeline
 
 
-def _is_auto(work: Experiment) -> bool:
-    return work.pipeline.micro_batches == AUTO
-
-
 def _is_near(count: int, asked: int, most: int) -> bool:
     """Whether a number is the one that is asked for, doubled or halved, 1 or the most."""
     return count in (1, most) or math.log2(count / asked).is_integer()
@@ -128,9 +124,6 @@ def _distance(asked: PipelineSettings, shape: tuple[int, int]) -> tuple[float, f
 def _numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
     """Yields the run with M as it is; with up to 16K and then up to 64K if it is free. Fewer of them are larger, and
     take long to estimate."""
-    if not _is_auto(work):
-        yield work
-        return
     numbers = islice(numbers_of_micro_batches(work), MOST_DOUBLINGS + 1)
     choices = [choice for choice in numbers if not choice.setting_errors()]
     yield from [choice for choice in choices if choice.pipeline.micro_batches <= MANY * work.pipeline.stages][-1:]

@@ -11,13 +11,13 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
+from experiments.base.setting_faults import faults_of
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import model_facts
+from experiments.planning.model_facts import costs_of_run, model_facts
 from experiments.planning.nearest import nearest_plan
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
 from experiments.planning.single_plan import (
     compared,
-    costs_of_run,
     estimated_costs,
     on_one_host,
     reserved_bytes,
@@ -26,7 +26,7 @@ from experiments.planning.single_plan import (
     try_plan,
     with_most_micro_batches,
 )
-from suite.errors import PlanError, SettingError, SuiteError
+from suite.errors import PlanError, SuiteError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
@@ -45,26 +45,21 @@ def plan_workload(
     Raises PlanError with all faults, of devices and of memory, and with all settings of the nearest plan that fits.
     """
     smallest = with_most_micro_batches(work)
-    if faults := smallest.trial_errors() or _frozen_errors(smallest):  # other numbers of devices would not help
+    # other numbers of devices would not help
+    if faults := smallest.trial_errors() or faults_of(model_facts, smallest):
         raise PlanError(faults, notes=notes)
     try:
         log(f"the plan of {work.name}")
         planned = try_plan(work, cluster, cost_model)
     except PlanError as fault:
-        process = 0 if row_errors(smallest) else _process_bytes(smallest, cluster, cost_model)
+        process = 0
+        if not row_errors(smallest):
+            with suppress(SuiteError):
+                process = cost_model(smallest, cluster).machine.process_bytes
         remedy = _remedy(work, cluster, process, given, log)
         all_notes = notes if remedy else (*notes, *_memory_note(smallest, cluster))
         raise PlanError(fault.errors, remedy, all_notes) from None
     return compared(replace(planned, notes=(*notes, *planned.notes)), log)
-
-
-def _frozen_errors(work: Experiment) -> list[str]:
-    """Returns faults of the model's frozen parameters, before workers start."""
-    try:
-        model_facts(work)
-    except SettingError as fault:
-        return [str(fault)]
-    return []
 
 
 def _memory_note(work: Experiment, cluster: Cluster) -> Iterator[str]:
@@ -87,7 +82,7 @@ def least_memory(work: Experiment, cluster: Cluster) -> int | None:
     """Returns the least memory of each device in bytes, reserve included, in tenths of a GiB; None if no memory is
     enough. Costs are estimated."""
     work = with_most_micro_batches(work)
-    layer_costs = costs_of_run(estimated_costs(work, cluster), work, cluster)
+    layer_costs = costs_of_run(estimated_costs, work, cluster)
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
     if not shares_cores(cluster):
         # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice
@@ -107,14 +102,6 @@ def merged(given: str, settings: str) -> str:
     """Returns the given settings, overridden by others."""
     pairs = dict(setting.partition("=")[::2] for setting in overrides.split(f"{given} {settings}"))
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in pairs.items())
-
-
-def _process_bytes(work: Experiment, cluster: Cluster, cost_model: CostModel) -> int:
-    """Returns the bytes of a worker process itself, from the cost model."""
-    try:
-        return cost_model(work, cluster).machine.process_bytes
-    except SuiteError:
-        return 0
 
 
 def _remedy(work: Experiment, cluster: Cluster, process: int, given: str, log: Log) -> str:

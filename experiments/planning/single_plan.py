@@ -12,7 +12,7 @@ from itertools import islice
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import KeyedWork, model_facts, with_communicators, with_optimizer_state
+from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central, in_seconds
 from models.chunked_loss import set_logits_bytes
@@ -68,12 +68,6 @@ def _source(device: Device) -> str:
     return f"operations and bytes over {device.name}{share}"
 
 
-def costs_of_run(layer_costs: LayerCosts, work: Experiment, cluster: Cluster) -> LayerCosts:
-    """Returns the costs with the state of the run's optimizer, and with its communicators."""
-    machine = with_communicators(layer_costs.machine, work, cluster)
-    return replace(layer_costs, costs=with_optimizer_state(layer_costs.costs, work), machine=machine)
-
-
 def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
     """Returns the plan of a workload, without alternatives. Raises PlanError with all faults, of devices and of memory.
 
@@ -108,21 +102,20 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
-    pipeline = work.pipeline
+    pipeline, share_cores = work.pipeline, shares_cores(cluster)
+    workers = pipeline.stages * pipeline.replicas
     notes: tuple[str, ...] = ()
-    faults = work.trial_errors()
-    if faults:
+    if faults := work.trial_errors():
         raise PlanError(faults)
-    share_cores = shares_cores(cluster)
-    if pipeline.stages * pipeline.replicas > cluster.devices and not share_cores:
+    if workers > cluster.devices and not share_cores:
         faults.append(
-            f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need "
-            f"{pipeline.stages * pipeline.replicas} devices, there are {cluster}"
+            f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need {workers} devices, there are "
+            f"{cluster}"
         )
     if rows := row_errors(work):  # planning so many would take minutes
         raise PlanError([*faults, *rows])
     try:
-        layer_costs = costs_of_run(cost_model(work, cluster), work, cluster)
+        layer_costs = costs_of_run(cost_model, work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not faults else None
         machine = on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
@@ -142,7 +135,6 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> Plan
         raise PlanError(list(dict.fromkeys([*faults, *fault.errors]))) from None
     except (SettingError, PlacementError) as fault:
         raise PlanError([*faults, str(fault)]) from None
-    workers = pipeline.stages * pipeline.replicas
     if share_cores and workers > cluster.devices:
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: a step takes at least their total work",
@@ -152,8 +144,12 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> Plan
 
 
 def numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
-    """Yields the workload with K, 2K, 4K, ... micro-batches, as long as each has an example, and at last with the
-    largest multiple of K; if there are fewer than K examples, with one for each."""
+    """Yields the workload as it is, if it has a number of micro-batches; otherwise with K, 2K, 4K, ... of them, as long
+    as each has an example, and at last with the largest multiple of K; if there are fewer than K examples, with one for
+    each."""
+    if work.pipeline.micro_batches != AUTO:
+        yield work
+        return
     pipeline, most = work.pipeline, max(1, work.min_rows // work.pipeline.replicas)
     most = most // pipeline.stages * pipeline.stages or most
     counts = [pipeline.stages << power for power in range((most // pipeline.stages).bit_length())]
@@ -164,8 +160,6 @@ def numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
 def with_most_micro_batches(work: Experiment) -> Experiment:
     """Returns the workload with a number of micro-batches: if the plan may choose it, with 64K or as many as there are
     examples for."""
-    if work.pipeline.micro_batches != AUTO:
-        return work
     return list(islice(numbers_of_micro_batches(work), MOST_DOUBLINGS + 1))[-1]
 
 

@@ -57,11 +57,11 @@ def slower_than_planned(
 
 
 def _mean_seconds(timeline: Timeline, stage: int) -> dict[str, float]:
-    def mean(kind: str) -> float:
-        seconds = [span.seconds for span in timeline.rows[stage] if span.kind == kind]
-        return statistics.fmean(seconds) if seconds else 0.0
-
-    return {kind: mean(kind) for kind in KINDS}
+    means = dict.fromkeys(KINDS, 0.0)
+    for kind in KINDS:
+        if seconds := [span.seconds for span in timeline.rows[stage] if span.kind == kind]:
+            means[kind] = statistics.fmean(seconds)
+    return means
 
 
 def _simulated_s(timeline: Timeline, costs: Sequence[dict[str, float]], owners: tuple[int, ...]) -> float:
