@@ -95,8 +95,10 @@ def attributes_of(layer: nn.Module) -> Attributes:
     for prefix, module in layer.named_modules():
         for name, value in vars(module).items():
             if name not in vars(nn.Module()) and name != "reset_parameters":
+                file = io.BytesIO()
                 with suppress(Exception):  # what cannot be pickled is not compared
-                    found[f"{prefix}.{name}".lstrip(".")] = type(value), _pickled(value)
+                    _Pickler(file).dump(value)
+                    found[f"{prefix}.{name}".lstrip(".")] = type(value), file.getvalue()
     return found
 
 
@@ -110,12 +112,6 @@ class _Pickler(pickle.Pickler):
             values = value.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
             return tuple, ((str(value.dtype), tuple(value.shape), values),)
         return NotImplemented
-
-
-def _pickled(value: object) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file).dump(value)
-    return file.getvalue()
 
 
 def _cause_of_other_values(layer: nn.Module, inputs: Tensors) -> str:

@@ -35,10 +35,6 @@ def transformer_1663() -> LanguageModelExperiment:
     return transformer(1663)
 
 
-LANGUAGE_MODEL_RUNS = (transformer_13, transformer_103, transformer_1663)
-"""Those that ``gpipe list`` shows; ``find_transformer`` makes the others."""
-
-
 def transformer(layers: int) -> LanguageModelExperiment:
     """Returns Transformer-L with the paper's numbers."""
     return LanguageModelExperiment(

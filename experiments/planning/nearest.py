@@ -23,7 +23,6 @@ from suite.log import Log
 from suite.settings import PipelineSettings
 
 _SCHEDULE = ("remat", "schedule", "virtual_stages")
-_SHAPE = ("stages", "replicas", "micro_batches")
 
 FREE = (
     (),
@@ -34,7 +33,7 @@ FREE = (
     ("replicas", "micro_batches"),
     ("stages",),
     ("stages", "micro_batches"),
-    _SHAPE,
+    ("stages", "replicas", "micro_batches"),
     PIPELINE_NAMES,
 )
 """The settings that are free, the nearest first; cells by hand always are. A free schedule is 1F1B."""

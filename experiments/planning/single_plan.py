@@ -51,7 +51,9 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     machine = Machine(
         cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
     )
-    return LayerCosts(costs, machine, _source(device), measured=False, device=cluster.device)
+    share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
+    source = f"operations and bytes over {device.name}{share}"
+    return LayerCosts(costs, machine, source, measured=False, device=cluster.device)
 
 
 @lru_cache(maxsize=64)
@@ -61,11 +63,6 @@ def _estimated(keyed: KeyedWork, device: Device, logits_bytes: int) -> tuple[Lay
     layers, loss = work.build()
     set_logits_bytes(layers, logits_bytes)
     return tuple(estimate(layers, loss, work.sample().largest, device, work.optimizer))
-
-
-def _source(device: Device) -> str:
-    share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
-    return f"operations and bytes over {device.name}{share}"
 
 
 def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
