@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.csv_file import (
-    first_micro_batches,
     micro_batches_of,
     owners_of,
     parse_rows,
@@ -33,13 +32,19 @@ from suite.settings import PipelineSettings, ScheduleName
 MIN_VIRTUAL_STAGES = 2
 """The fewest cells a stage of an interleaved schedule; with one it would be 1F1B."""
 
+_OF_ONE_CELL = {"fill_drain": fill_drain, "1f1b": one_forward_one_backward}
+"""Schedules of one cell a stage."""
+
+_OF_ANY_CELLS = {"interleaved": interleaved, "zero_bubble": zero_bubble}
+"""Schedules of as many cells a stage as asked for, placed round by round."""
+
 V_SHAPED = {"zbv": zbv, "v_half": v_half, "v_min": v_min}
 """Schedules of two cells a stage, placed in a V."""
 
 FROM_ROWS = ("csv", "search")
 """Schedules given as rows of actions: from a file, or found by search."""
 
-WITH_VIRTUAL_STAGES = ("interleaved", "zero_bubble", *V_SHAPED)
+WITH_VIRTUAL_STAGES = (*_OF_ANY_CELLS, *V_SHAPED)
 """Schedules that support several cells a stage."""
 
 
@@ -94,14 +99,11 @@ class ScheduleConfig:
 
     def build(self, stages: int, micro_batches: int) -> Schedule:
         """Returns the schedule of a training step, not validated; stages with equal actions share one list."""
-        known: dict[tuple[tuple[Action, ...], tuple[int, ...]], list[Action]] = {}
-        schedule = []
-        for k, actions in enumerate(self.base_schedule(stages, micro_batches)):
-            key = tuple(actions), tuple(self.max_live_graphs_of(k, stages))
-            if key not in known:
-                known[key] = with_recomputes(*key)
-            schedule.append(known[key])
-        return schedule
+        with_recomputes_once = cache(with_recomputes)
+        return [
+            with_recomputes_once(tuple(actions), tuple(self.max_live_graphs_of(k, stages)))
+            for k, actions in enumerate(self.base_schedule(stages, micro_batches))
+        ]
 
     def forward_only(self, stages: int, micro_batches: int) -> Schedule:
         """Returns the schedule of an evaluation, not validated: the forwards of a training step in their order.
@@ -130,23 +132,19 @@ class ScheduleConfig:
         """Returns the schedule without recomputes, not validated; nobody may change it. Raises SettingError for an
         unknown name."""
         if self.schedule in FROM_ROWS:
-            return first_micro_batches(parse_rows(self.rows), micro_batches)
+            rows = parse_rows(self.rows)
+            return [[action for action in actions if action.micro_batch < micro_batches] for actions in rows]
         return _generated(self.schedule, stages, micro_batches, self.virtual_stages)
 
 
 @lru_cache(maxsize=8)
 def _generated(schedule: ScheduleName, stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
     """Cached, because a plan needs the same schedule for its memory, its recomputes and its step."""
-    if schedule == "interleaved":
-        return interleaved(stages, micro_batches, virtual_stages)
-    if schedule == "zero_bubble":
-        return zero_bubble(stages, micro_batches, virtual_stages)
-    if schedule in V_SHAPED:
-        return V_SHAPED[schedule](stages, micro_batches)
-    if schedule == "1f1b":
-        return one_forward_one_backward(stages, micro_batches)
-    if schedule == "fill_drain":
-        return fill_drain(stages, micro_batches)
+    if schedule in _OF_ANY_CELLS:
+        return _OF_ANY_CELLS[schedule](stages, micro_batches, virtual_stages)
+    of_fixed_cells = _OF_ONE_CELL | V_SHAPED
+    if schedule in of_fixed_cells:
+        return of_fixed_cells[schedule](stages, micro_batches)
     names = "fill_drain, 1f1b, interleaved, zero_bubble, zbv, v_half or v_min"
     raise SettingError(f"no schedule is called {schedule!r}; use {names}")
 
@@ -171,18 +169,16 @@ def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
         return ["pipeline.schedule=search is what a plan may find; use pipeline.schedule=auto to have it searched"]
     if schedule in FROM_ROWS:
         return _csv_errors(pipeline, layers)
-    one_cell_remedy, needed = "pipeline.virtual_stages=1", ""
+    one_cell_remedy = "pipeline.virtual_stages=1"
     if schedule == "interleaved" or schedule in V_SHAPED:
         one_cell_remedy = "pipeline.schedule=1f1b" + (" pipeline.virtual_stages=1" if virtual_stages > 1 else "")
-        needed = "2 cells" if schedule in V_SHAPED else "several cells"
-    if needed and (virtual_stages < MIN_VIRTUAL_STAGES or (schedule in V_SHAPED and virtual_stages > 2)):
-        nearest = (
-            "pipeline.virtual_stages=2" if max_virtual_stages >= MIN_VIRTUAL_STAGES and stages > 1 else one_cell_remedy
-        )
-        return [
-            f"pipeline.schedule={schedule} needs stages of {needed}, pipeline.virtual_stages is {virtual_stages}; "
-            f"use {nearest}"
-        ]
+        if virtual_stages < MIN_VIRTUAL_STAGES or (schedule in V_SHAPED and virtual_stages > 2):
+            has_layers = max_virtual_stages >= MIN_VIRTUAL_STAGES and stages > 1
+            return [
+                f"pipeline.schedule={schedule} needs stages of {'2' if schedule in V_SHAPED else 'several'} cells, "
+                f"pipeline.virtual_stages is {virtual_stages}; "
+                f"use {'pipeline.virtual_stages=2' if has_layers else one_cell_remedy}"
+            ]
     if virtual_stages == 1 or schedule == "auto":
         return []
     if schedule not in WITH_VIRTUAL_STAGES:

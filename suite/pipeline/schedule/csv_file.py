@@ -120,11 +120,6 @@ def micro_batches_of(schedule: Schedule) -> int:
     return 1 + max((action.micro_batch for actions in schedule for action in actions), default=0)
 
 
-def first_micro_batches(schedule: Schedule, count: int) -> Schedule:
-    """Returns the schedule of a mini-batch with fewer micro-batches: what remains keeps its order."""
-    return [[action for action in actions if action.micro_batch < count] for actions in schedule]
-
-
 def shape(rows: Sequence[str]) -> dict[str, int]:
     """Returns the values of ``PipelineSettings`` that rows determine."""
     schedule = parse_rows(rows)

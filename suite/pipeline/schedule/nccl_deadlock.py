@@ -11,9 +11,10 @@ when the operations before it in its stream, and the computations launched befor
 both ranks have reached it. What is posted when is read from ``flow_control``. Each wait has one fixed set of causes, so
 a step deadlocks if and only if the graph of waits has a cycle.
 
-Two rules of CUDA can be added. A launch may wait until the whole device is idle: that of a kernel that is loaded lazily
-(CUDA C++ Programming Guide, "Lazy Loading"), or any, after a failed allocation. And a device may have few hardware
-queues (CUDA_DEVICE_MAX_CONNECTIONS), each of which handles the operations of its streams one by one, as launched.
+Two rules of CUDA are not in it; the tests add them. The first launch of a kernel that is loaded lazily waits until the
+whole device is idle (CUDA C++ Programming Guide, "Lazy Loading"), so the executor launches each kernel once before it
+posts the first receive. And a device may have few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), each of which handles
+the operations of its streams one by one, as launched; a run refuses too few.
 """
 
 from __future__ import annotations
@@ -21,15 +22,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
 
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.schedule.action import Action, virtual_stages_of
-from suite.pipeline.schedule.flow_control import FlowControl, flow_control
-
-IdleWaits = Literal["never", "first launch", "every launch"]
-"""Which actions wait until the device is idle; "first launch": the first of each kind in each cell."""
+from suite.pipeline.schedule.flow_control import FlowControl
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +43,20 @@ class Wait:
 
 def launched(
     schedule: Sequence[Sequence[Action]],
-    pairs: Iterable[CellPair] | None = None,
-    flow: FlowControl | None = None,
-    idle_waits: IdleWaits = "never",
-    warms_up: bool = False,
-    queues: int | None = None,
+    flow: FlowControl,
+    pairs: Collection[CellPair] = (),
     owners: tuple[int, ...] = (),
 ) -> Waits:
     """Returns the waits of a step, those of each stage in the order in which its host launches them.
 
     ``schedule`` has passed the other checks of ``suite.pipeline.schedule.validate``. ``pairs`` are the cells that
-    exchange messages, by default neighbours; ``flow`` is by default that of NCCL. With ``warms_up`` each kind of action
-    is launched once before the first receive is posted. Without ``queues`` all streams make progress independently.
-    ``owners`` are those of the cells, as ``CellPlacement`` has them.
+    exchange messages, only neighbours if empty; ``owners`` are those of the cells, as ``CellPlacement`` has them.
     """
-    stages, virtual_stages, placement = len(schedule), virtual_stages_of(schedule), CellPlacement(len(schedule), owners)
-    neighbours = ((cell, cell + 1) for cell in range(stages * virtual_stages - 1))
-    between = {(a, b) for a, b in (neighbours if pairs is None else pairs) if placement.crosses(a, b)}
-    waits = Waits()
+    placement, waits = CellPlacement(len(schedule), owners), Waits()
+    neighbours = pairwise(range(len(schedule) * virtual_stages_of(schedule)))
+    between = sorted({(a, b) for a, b in pairs or neighbours if placement.crosses(a, b)})
     for k, actions in enumerate(schedule):
-        own_flow = flow or flow_control("nccl", stages, virtual_stages)
-        launches = _StageLaunches(waits, k, placement, actions, between, own_flow, idle_waits, queues)
-        if warms_up:
-            launches.warm_up()
+        launches = StageLaunches(waits, k, placement, actions, between, flow)
         for action in actions:
             launches.add(action)
     return waits
@@ -132,7 +121,7 @@ class Waits:
         return [name for at, name in enumerate(circle) if name != circle[at - 1]]  # a message's side counts once
 
 
-class _StageLaunches:
+class StageLaunches:
     """What the host of a stage launches in a mini-batch, in the order of ``suite.pipeline.runtime.executor``."""
 
     def __init__(
@@ -141,47 +130,32 @@ class _StageLaunches:
         stage: int,
         placement: CellPlacement,
         actions: Sequence[Action],
-        pairs: Collection[CellPair],
+        pairs: Sequence[CellPair],
         flow: FlowControl,
-        idle_waits: IdleWaits,
-        queues: int | None,
     ) -> None:
         self._waits, self._stage, self._placement, self._actions = waits, stage, placement, actions
-        self._pairs, self._flow, self._idle_waits, self._queues = sorted(pairs), flow, idle_waits, queues
-        count = 1 + max((action.virtual_stage for action in actions), default=0)
-        self._cells = [placement.cell_of(v, stage) for v in range(count)]
-        self._with_metadata = 0
-        """How many cells have their metadata."""
+        self._pairs, self._flow = pairs, flow
+        self._started = 0
+        """How many cells have begun."""
         self._host: list[int] = []
         """The host's last wait: all later launches come after it."""
         self._before_compute: list[int] = []
         """What the next computation waits for: the one before, and messages."""
-        self._stream_ends: dict[object, int] = {}
+        self._stream_ends: dict[object, list[int]] = {}
         """The last operation of each stream."""
-        self._stream_numbers: dict[object, int] = {}
-        self._queue_ends: dict[int | None, int] = {}
         self._unposted: dict[CellPair, deque[int]] = {}
         """The micro-batches to receive, by source and target."""
         self._posted: dict[CellPair, deque[int]] = {}
         """Receives that no computation waits for yet."""
         self._in_flight: dict[CellPair, deque[tuple[int, bool]]] = {}
         """Sends that nothing waits for yet, and whether the host will, by cell and distance."""
-        self._launched: set[tuple[str, int]] = set()
-        self._started: set[int] = set()
-
-    def warm_up(self) -> None:
-        """Exchanges the metadata of all cells, and launches each kind of action of each cell once."""
-        for _ in self._cells:
-            self._exchange_metadata()
-        for kind, virtual_stage in dict.fromkeys((a.kind, a.virtual_stage) for a in self._actions):
-            self._compute(Action(kind, 0, virtual_stage))
 
     def add(self, action: Action) -> None:
         """Launches an action, with its messages."""
         cell = action.cell(self._stage, self._placement)
-        if action.virtual_stage == self._with_metadata:
-            self._exchange_metadata()
-        if cell not in self._started:
+        if action.virtual_stage == self._started:
+            self._started += 1
+            self._exchange_metadata(cell)
             self._post_first(action.virtual_stage, cell)
         for peer in self._peers(cell, -action.direction):
             self._recv(peer, cell)
@@ -194,10 +168,8 @@ class _StageLaunches:
         ends = [pair if direction > 0 else pair[::-1] for pair in self._pairs] if direction else []
         return [end for begin, end in ends if begin == cell]
 
-    def _exchange_metadata(self) -> None:
-        """Waits for the metadata of the next cell, and sends on that of the cell behind it."""
-        cell = self._cells[self._with_metadata]
-        self._with_metadata += 1
+    def _exchange_metadata(self, cell: int) -> None:
+        """Waits for the metadata of a cell, and sends on that of the cell behind it."""
         if (cell - 1, cell) in self._pairs:
             name = Wait(self._stage, f"the metadata from stage {self._placement.stage_of(cell - 1)}")
             self._host = [self._waits.add_message(name, self._host, (cell - 1, cell, _METADATA), sends=False)]
@@ -207,7 +179,6 @@ class _StageLaunches:
             self._in_flight.setdefault((cell, 0), deque()).append((end, True))
 
     def _post_first(self, virtual_stage: int, cell: int) -> None:
-        self._started.add(cell)
         for direction in (-1, 1):
             own = [a for a in self._actions if a.virtual_stage == virtual_stage and a.direction == direction]
             for peer in self._peers(cell, -direction):
@@ -234,7 +205,8 @@ class _StageLaunches:
         while len(in_flight) > self._flow.max_sends_to(distance):
             oldest, is_on_host = in_flight.popleft()
             if is_on_host:
-                self._wait_on_host("too many messages are in flight", [oldest])
+                name = Wait(self._stage, "too many messages are in flight")
+                self._host = [self._waits.add(name, [*self._host, *self._before_compute, oldest])]
             else:
                 self._before_compute.append(oldest)
 
@@ -245,32 +217,14 @@ class _StageLaunches:
         stream = min(source, target), max(source, target), kind
         message = source, target, micro_batch
         end = self._waits.add_message(Wait(self._stage, what), self._before(stream), message, sends)
-        self._launched_on(stream, end)
+        self._stream_ends[stream] = [end]
         return end
 
     def _compute(self, action: Action) -> None:
-        launch = action.kind, action.virtual_stage
-        if self._idle_waits == "every launch" or (self._idle_waits == "first launch" and launch not in self._launched):
-            self._wait_on_host(f"{action} waits until the device is idle", self._stream_ends.values())
-        self._launched.add(launch)
         end = self._waits.add(Wait(self._stage, str(action)), self._before(_COMPUTE))
-        self._launched_on(_COMPUTE, end)
+        self._stream_ends[_COMPUTE] = [end]
         self._before_compute = [end]
-
-    def _wait_on_host(self, what: str, causes: Iterable[int]) -> None:
-        name = Wait(self._stage, what)
-        self._host = [self._waits.add(name, [*self._host, *self._before_compute, *causes])]
-
-    def _queue(self, stream: object) -> int | None:
-        number = self._stream_numbers.setdefault(stream, len(self._stream_numbers))
-        return None if self._queues is None else number % self._queues
 
     def _before(self, stream: object) -> list[int]:
         """Returns what comes before the next operation of a stream."""
-        ends = self._stream_ends.get(stream), self._queue_ends.get(self._queue(stream))
-        return [*self._host, *self._before_compute, *(end for end in ends if end is not None)]
-
-    def _launched_on(self, stream: object, end: int) -> None:
-        self._stream_ends[stream] = end
-        if (queue := self._queue(stream)) is not None:
-            self._queue_ends[queue] = end
+        return [*self._host, *self._before_compute, *self._stream_ends.get(stream, [])]

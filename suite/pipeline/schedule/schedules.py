@@ -8,8 +8,8 @@ backward waits for the gradient, so a stage recomputes while the gradient is in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from suite.errors import SettingError
@@ -41,8 +41,7 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
 
     Takes the same time as fill-drain, but stage k never holds more than K - k micro-batches.
     """
-    forwards, backwards = [Action("F", i) for i in range(micro_batches)], [Action("B", i) for i in range(micro_batches)]
-    return _greedy(stages, forwards, backwards, [_RunAheadLimits(stages - k) for k in range(stages)])
+    return _greedy(stages, micro_batches, 1, "B")
 
 
 def interleaved(stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
@@ -56,36 +55,10 @@ def interleaved(stages: int, micro_batches: int, virtual_stages: int) -> Schedul
     ``virtual_stages`` of a stage's layers, so filling and draining the pipeline takes that fraction of the time. The
     last group may be smaller.
     """
-    return _greedy(
-        stages,
-        *_interleaved_order(stages, micro_batches, virtual_stages, "B"),
-        [_RunAheadLimits(each) for each in _ahead(stages, virtual_stages)],
-    )
+    return _greedy(stages, micro_batches, virtual_stages, "B")
 
 
-def _interleaved_order(
-    stages: int, micro_batches: int, virtual_stages: int, backward: Kind
-) -> tuple[list[Action], list[Action]]:
-    """Returns the order of forwards and that of backwards of kind ``backward``, the same on all stages."""
-    groups = [range(begin, min(begin + stages, micro_batches)) for begin in range(0, micro_batches, stages)]
-    forwards = [
-        Action("F", i, virtual_stage) for group in groups for virtual_stage in range(virtual_stages) for i in group
-    ]
-    backwards = [
-        Action(backward, i, virtual_stage)
-        for group in groups
-        for virtual_stage in reversed(range(virtual_stages))
-        for i in group
-    ]
-    return forwards, backwards
-
-
-def _ahead(stages: int, virtual_stages: int) -> list[int]:
-    """Returns how far each stage's forwards may run ahead of its backwards."""
-    return [2 * (stages - k - 1) + (virtual_stages - 1) * stages + 1 for k in range(stages)]
-
-
-def zero_bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> Schedule:
+def zero_bubble(stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
     """Returns a zero-bubble schedule (Qi et al., 2023, their ZB-H1): ``I`` defers the weight gradients of linear layers
     (all others compute theirs in ``I``), and ``W`` adds the deferred ones in idle time.
 
@@ -103,48 +76,39 @@ def zero_bubble(stages: int, micro_batches: int, virtual_stages: int = 1) -> Sch
         stage 0   F0   F1   F0.1 F1.1 F2   I0.1 W0.1 I1.1 F2.1 I0   I1   W1.1 W0   I2.1 W1   I2   W2.1 W2
         stage 1   .    F0   F1   F0.1 I0.1 F1.1 I1.1 F2   I0   I1   W0.1 F2.1 I2.1 W1.1 I2   W0   W1   W2.1 W2
     """
-    if virtual_stages > 1:
-        ahead = _ahead(stages, virtual_stages)
-        limits = [_RunAheadLimits(each, ahead[0]) for each in ahead]
-        return _greedy(stages, *_interleaved_order(stages, micro_batches, virtual_stages, "I"), limits)
-    forwards, backwards = [Action("F", i) for i in range(micro_batches)], [Action("I", i) for i in range(micro_batches)]
-    return _greedy(stages, forwards, backwards, [_RunAheadLimits(stages - k, stages) for k in range(stages)])
+    return _greedy(stages, micro_batches, virtual_stages, "I")
 
 
-@dataclass(frozen=True)
-class _RunAheadLimits:
-    """How far a stage's forwards may run ahead of its backwards, and of its weight gradients if these are deferred."""
-
-    of_backwards: int
-    of_deferred: int | None = None
-
-
-def _greedy(
-    stages: int, forwards: Sequence[Action], backwards: Sequence[Action], limits: Sequence[_RunAheadLimits]
-) -> Schedule:
-    """Plays all stages. A free stage runs its next forward if its limits allow it and the input has arrived, else its
-    next backward if the gradient has arrived, else its next deferred weight gradient."""
+def _greedy(stages: int, micro_batches: int, virtual_stages: int, backward: Kind) -> Schedule:
+    """Plays all stages. A free stage runs its next forward if it may and the input has arrived, else its next backward,
+    of kind ``backward``, if the gradient has arrived, else its next deferred weight gradient."""
+    groups = [range(begin, min(begin + stages, micro_batches)) for begin in range(0, micro_batches, stages)]
+    cells = range(virtual_stages)
+    forwards = [Action("F", i, cell) for group in groups for cell in cells for i in group]
+    backwards = [Action(backward, i, cell) for group in groups for cell in reversed(cells) for i in group]
+    defers = backward == "I"
     counts = [{1: 0, -1: 0, 0: 0} for _ in range(stages)]  # by direction; 0 counts weight gradients
+    # how far each stage's forwards may run ahead of its backwards
+    ahead = [stages - k for k in range(stages)]
+    if virtual_stages > 1:
+        ahead = [2 * each + (virtual_stages - 1) * stages - 1 for each in ahead]
 
     def next_action(k: int, has_arrived: Callable[[Action], bool]) -> Action | None:
-        count, limit = counts[k], limits[k]
-        allowed = count[1] - count[-1] < limit.of_backwards
-        if limit.of_deferred is not None:
-            allowed = allowed and count[1] - count[0] < limit.of_deferred
+        count = counts[k]
+        allowed = count[1] - count[-1] < ahead[k] and not (defers and count[1] - count[0] >= ahead[0])
         if count[1] < len(forwards) and allowed and has_arrived(forwards[count[1]]):
             action = forwards[count[1]]
         elif count[-1] < count[1] and has_arrived(backwards[count[-1]]):
             action = backwards[count[-1]]
-        elif limit.of_deferred is not None and count[0] < count[-1]:
+        elif defers and count[0] < count[-1]:
             action = replace(backwards[count[0]], kind="W")
         else:
             return None
         count[action.direction] += 1
         return action
 
-    length = len(forwards) * (2 if limits[0].of_deferred is None else 3)
-    last_cell = stages * (1 + max((action.virtual_stage for action in forwards), default=0)) - 1
-    return play_in_units(CellPlacement(stages), last_cell, length, next_action)
+    length = len(forwards) * (3 if defers else 2)
+    return play_in_units(CellPlacement(stages), stages * virtual_stages - 1, length, next_action)
 
 
 NextAction = Callable[[int, Callable[[Action], bool]], Action | None]

@@ -93,6 +93,5 @@ def _row(row: Sequence[Span], seconds: float, width: int) -> str:
 
 
 def _dominant_kind(seconds_of: dict[str, float], slot_s: float) -> str:
-    waiting = slot_s - sum(seconds_of.values())
-    kind = max(seconds_of, key=seconds_of.__getitem__, default=".")
-    return kind if seconds_of.get(kind, 0.0) > waiting else "."
+    kinds = {".": slot_s - sum(seconds_of.values()), **seconds_of}
+    return max(kinds, key=kinds.__getitem__)

@@ -48,7 +48,7 @@ def validate(
     playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, transport == "gloo", owners)
     if playback.stuck:
         raise SettingError(_deadlock(playback, flow.max_inflight_sends))
-    if transport == "nccl" and (circle := launched(schedule, pairs or None, flow, owners=owners).circle()):
+    if transport == "nccl" and (circle := launched(schedule, flow, pairs, owners).circle()):
         raise SettingError(
             "the schedule deadlocks on NCCL, where a message waits until both stages have come to it; let no stage run "
             f"so far ahead, or use pipeline.schedule=auto\n{draw_circle(circle)}"

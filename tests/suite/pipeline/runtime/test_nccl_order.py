@@ -101,7 +101,7 @@ def assumed(waits, stage):
 @pytest.mark.parametrize("stages", [2, 3])
 def test_the_executor_launches_what_the_proof_assumes(config, stages):
     config = replace(config, transport="nccl")
-    waits = launched(config.actions(stages, 6))
+    waits = launched(config.actions(stages, 6), config.flow_control(stages))
     for stage, (steps, before_warm_up_ends) in enumerate(run_processes(launches, stages, config, 6)):
         assert before_warm_up_ends == []
         assert steps == [assumed(waits, stage)] * 2

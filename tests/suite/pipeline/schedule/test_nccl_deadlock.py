@@ -14,8 +14,8 @@ from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
-from suite.pipeline.schedule.nccl_deadlock import launched
 from suite.pipeline.schedule.validate import draw_circle, validate
+from tests.suite.pipeline.schedule.cuda_rules import launched
 from tests.suite.pipeline.schedule.test_schedule_mutations import legal_seed, mutated
 from tests.suite.pipeline.torch_schedules import dump
 

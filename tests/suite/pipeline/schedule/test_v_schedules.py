@@ -11,9 +11,9 @@ from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.schedule import v_schedules
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.csv_file import read_rows
-from suite.pipeline.schedule.nccl_deadlock import launched
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import PipelineSettings
+from tests.suite.pipeline.schedule.cuda_rules import launched
 from tests.suite.pipeline.torch_schedules import dump
 
 PERIOD = 6
