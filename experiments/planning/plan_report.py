@@ -133,8 +133,8 @@ class PlanReport:
             "steps": self.experiment.train.steps,
             "hours": self.hours,
             "hours_interval": self.hours_interval,
-            "device_bytes": plan.memory_limit_bytes + plan.reserve,
-            "reserve_bytes": plan.reserve,
+            "device_bytes": plan.machine.memory_limit_bytes + plan.machine.reserve,
+            "reserve_bytes": plan.machine.reserve,
             "schedules": [_alternative_record(alternative, pipeline) for alternative in plan.alternatives],
             "notes": list(self.notes),
             "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
@@ -172,7 +172,7 @@ class PlanReport:
             "memory",
             *self._interval_line(),
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
-            f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.memory_limit_bytes / GIB:.2f} GiB"
+            f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.machine.memory_limit_bytes / GIB:.2f} GiB"
             f"{_reserve_text(plan)}{self._process_text(largest)}",
             f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
             f"{self._duration()}",
@@ -213,8 +213,9 @@ class PlanReport:
 
 
 def _reserve_text(plan: Plan) -> str:
-    whole = plan.memory_limit_bytes + plan.reserve
-    return f" ({whole / GIB:.2f} GiB minus a reserve of {plan.reserve / whole:.0%})" if plan.reserve else ""
+    reserve = plan.machine.reserve
+    whole = plan.machine.memory_limit_bytes + reserve
+    return f" ({whole / GIB:.2f} GiB minus a reserve of {reserve / whole:.0%})" if reserve else ""
 
 
 def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:

@@ -77,6 +77,6 @@ def _row(fits: str, planned: PlanReport) -> list[Value]:
     return [
         fits, pipeline.stages, pipeline.replicas, pipeline.stages * pipeline.replicas, pipeline.micro_batches,
         work.batch // (pipeline.replicas * pipeline.micro_batches), work.batch, plan.schedule_config.schedule,
-        plan.timeline.bubble, max(cell.peak_bytes for cell in plan.cells) / GIB, plan.memory_limit_bytes / GIB,
-        *interval,
+        plan.timeline.bubble, max(cell.peak_bytes for cell in plan.cells) / GIB,
+        plan.machine.memory_limit_bytes / GIB, *interval,
     ]  # fmt: skip

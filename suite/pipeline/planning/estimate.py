@@ -7,29 +7,27 @@ attention included. So a layer of any size takes milliseconds, forward and backw
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from suite.pipeline.model.batchnorm import recorded_bytes
-from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, structure_key, trainable
+from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, trainable
 from suite.pipeline.planning.costs import LayerCost, cut_costs
 from suite.pipeline.planning.devices import Device
 from suite.pipeline.planning.flops import op_flops
 from suite.pipeline.planning.profile import MicroBatch
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
-from suite.pipeline.runtime.shape_inference import ShapeInference, make_fake
-from suite.pipeline.runtime.skip import find_skips, pops_of
+from suite.pipeline.runtime.shape_inference import ShapeInference, fake_copy, run_distinct
+from suite.pipeline.runtime.skip import find_skips
 from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
 from suite.settings import OptimizerSettings
 
@@ -47,8 +45,8 @@ are those of a stage and not of a layer: ``experiments.planning.model_facts`` ad
 
 
 class CudaAutocast(TorchFunctionMode):
-    """Under autocast, computes LayerNorm in fp32 as on CUDA devices: the backward then keeps an fp32 copy of its input.
-    Autocast of CPUs leaves it in bf16. https://docs.pytorch.org/docs/stable/amp.html has both lists."""
+    """Under the CPU's autocast, computes LayerNorm in fp32 as on CUDA devices: the backward then keeps an fp32 copy of
+    its input. Autocast of CPUs leaves it in bf16. https://docs.pytorch.org/docs/stable/amp.html has both lists."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -58,35 +56,20 @@ class CudaAutocast(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def autocast_of(device: Device | None) -> AbstractContextManager[object]:
-    """Returns a context in which autocast on fake CPU tensors chooses the formats of the device's own autocast."""
-    return CudaAutocast() if device is not None and device.is_cuda else nullcontext()
-
-
 def estimate(
     layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: Device, optimizer: OptimizerSettings
 ) -> list[LayerCost]:
     """Returns the estimated cost of each of the meta-device ``layers``; the last one includes the loss."""
     skips = find_skips(layers)
-    cuts = ShapeInference(layers, optimizer.precision == "bf16").infer_all(
-        CutSpec(tuple(map(TensorSpec.of, data.inputs)))
-    )
+    cuts = ShapeInference(layers, optimizer.precision == "bf16").infer_all(CutSpec.of(data.inputs))
     targets = tuple(map(TensorSpec.of, data.targets))
-    known: dict[Hashable, dict[str, Any]] = {}
-    costs = []
-    for index, layer in enumerate(layers):
-        last = index == len(layers) - 1
-        open_skips = {skip.name: skip.spec for skip in cuts[index].skips}
-        input_boundary = cuts[index].main + tuple(open_skips[name] for name in pops_of(layer))
-        key = (structure_key(layer), input_boundary, last)
-        if key not in known:
-            loss_and_targets = (loss, targets) if last else None
-            # copied outside the mode, under which a buffer cannot be
-            own = copy.deepcopy(layer)
-            with FakeTensorMode(allow_non_fake_inputs=True), autocast_of(device):
-                known[key] = _estimate(own, input_boundary, loss_and_targets, device, optimizer)
-        costs.append(LayerCost(**known[key], **cut_costs(cuts, skips, index)))
-    return costs
+
+    def numbers(layer: nn.Module, boundary: Boundary, is_last: bool) -> dict[str, Any]:
+        with fake_copy(layer) as own, CudaAutocast() if device.is_cuda else nullcontext():
+            return _estimate(own, boundary, (loss, targets) if is_last else None, device, optimizer)
+
+    found = enumerate(run_distinct(layers, cuts, numbers))
+    return [LayerCost(**of_layer, **cut_costs(cuts, skips, index)) for index, of_layer in found]
 
 
 def _estimate(
@@ -94,7 +77,6 @@ def _estimate(
     optimizer: OptimizerSettings,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs one layer without graph, with graph, backward, and with a split backward."""
-    make_fake(layer)
     for parameter in trainable(layer):  # beforehand, so that the backward's peak includes only temporary tensors
         parameter.grad = torch.empty_like(parameter)
     host = torch.device("cpu")
@@ -223,15 +205,15 @@ class OpCostMode(TorchDispatchMode):
     def settle(self) -> None:
         """Removes freed tensors, and resets the peak and the seconds."""
         self._device_s = self._host_s = 0.0
-        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
-        self.alive = self.peak = sum(size for _, size in self._live.values())
+        self.peak = 0
+        self._count_alive()
 
     def _time(self, func: Any, inputs: list[Tensor], outputs: list[Tensor], args: Any, kwargs: Any, out: Any) -> None:
         input_storages = {_storage(tensor) for tensor in inputs}
         is_view = all(_storage(tensor) in input_storages for tensor in outputs) and not func._schema.is_mutable
         if is_view:
             return
-        traffic = sum(map(_bytes, inputs)) + sum(map(_bytes, outputs))
+        traffic = sum(tensor.nbytes for tensor in (*inputs, *outputs))
         flops = op_flops(func, args, kwargs, out)
         self._device_s += max(flops / self._product_rate, traffic / self._bandwidth)
         if not func.__name__.startswith("empty"):  # these start no kernel
@@ -244,6 +226,9 @@ class OpCostMode(TorchDispatchMode):
             if key not in input_storages:
                 storage = tensor.untyped_storage()
                 self._live[key] = StorageWeakRef(storage), storage.nbytes()
+        self._count_alive()
+
+    def _count_alive(self) -> None:
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         self.alive = sum(size for _, size in self._live.values())
         self.peak = max(self.peak, self.alive)
@@ -251,10 +236,6 @@ class OpCostMode(TorchDispatchMode):
 
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _storage(tensor: Tensor) -> int:

@@ -7,8 +7,10 @@ A stage's cells share its device, and one process.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.model.topology import CellPair
@@ -25,6 +27,15 @@ from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
 from suite.settings import PipelineSettings
 
 
+@contextmanager
+def as_plan_error() -> Iterator[None]:
+    """A context in which a SettingError becomes a PlanError."""
+    try:
+        yield
+    except SettingError as error:
+        raise PlanError([str(error)]) from None
+
+
 class MemoryFit:
     """The memory of one schedule with the most recomputes that the settings allow, for any memory limit."""
 
@@ -33,27 +44,29 @@ class MemoryFit:
     ) -> None:
         with_recompute = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
         self.schedule_config = ScheduleConfig.from_settings(with_recompute, machine.transport)
-        self._pipeline, self._machine = pipeline, machine
-        self._placement = self.schedule_config.placement(pipeline.stages)
-        try:
+        self.costs, self.pipeline, self.bytes_per_param, self.machine = costs, pipeline, bytes_per_param, machine
+        self.placement = self.schedule_config.placement(pipeline.stages)
+        self._count = pipeline.stages * pipeline.virtual_stages
+        """The number of cells."""
+        with as_plan_error():
             self._schedule = self.schedule_config.build(pipeline.stages, pipeline.micro_batches)
-        except SettingError as error:
-            raise PlanError([str(error)]) from None
-        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport, self._placement.owners)
+        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport, self.placement.owners)
         gradient_bytes = GRADIENT_BYTES if bytes_per_param >= 2 * GRADIENT_BYTES else 0  # weight and gradient
         self.memory_model = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes, gradient_bytes)
         self._skips = [
             Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
         ]
-        self._seconds = [_layer_seconds(cost, with_recompute) for cost in costs]
+        recomputes = with_recompute.remat != "never"
+        self._seconds = [cost.recompute_s + cost.backward_s + (cost.forward_s if recomputes else 0.0) for cost in costs]
+        """What each layer adds to its stage for each micro-batch."""
 
     def cells(self, limit_bytes: int) -> list[range]:
         """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
         that does not."""
-        by_hand = self._pipeline.layers_per_cell is not None
-        ranges = self._cells_by_hand() if by_hand else self._lightest_cells()
+        by_hand = self.pipeline.layers_per_cell
+        ranges = self._lightest_cells() if by_hand is None else self._cells_by_hand(by_hand)
         wrong = self._too_large(ranges, limit_bytes)
-        if wrong and not by_hand:
+        if wrong and by_hand is None:
             ranges = self._min_max_cells(limit_bytes, ranges)
             wrong = self._too_large(ranges, limit_bytes)
         if wrong:
@@ -63,9 +76,9 @@ class MemoryFit:
     def _too_large(self, ranges: Sequence[range], limit_bytes: int) -> list[str]:
         """Returns a fault for each stage that does not fit."""
         return [
-            f"stage {k} (layers {_layers(self._placement.on_stage(k, ranges))}) needs {need / GIB:.2f} GiB, "
+            f"stage {k} (layers {_layers(self.placement.on_stage(k, ranges))}) needs {need / GIB:.2f} GiB, "
             f"the device has {self._in_gib(limit_bytes)}"
-            for k, need in enumerate(self.peaks(self._schedule, self.stage_memories(ranges)))
+            for k, need in enumerate(self.peaks(self._schedule, ranges))
             if need > limit_bytes
         ]
 
@@ -75,66 +88,63 @@ class MemoryFit:
         does not count: no schedule needs less."""
         model = self.memory_model if with_waiting else self.memory_model.without_waiting()
         memory = [model.in_partition(ranges, at) for at in range(len(ranges))]
-        if self._machine.cores is not None:
-            waiting_bytes = model.in_flight.waiting_micro_batches * memory[0].input_bytes
-            memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting_bytes)
-        once, memories = self._machine.process_bytes + UNCOUNTED_BYTES, []
+        if self.machine.cores is not None:
+            waiting = model.in_flight.micro_batches - model.in_flight.inputs
+            memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting * memory[0].input_bytes)
+        once, memories = self.machine.process_bytes + UNCOUNTED_BYTES, []
         for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
-            first, *others = self._placement.on_stage(stage, memory)
+            first, *others = self.placement.on_stage(stage, memory)
             first = replace(first, fixed_bytes=first.fixed_bytes + p2p_bytes)
             memories.append([first, *(replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in others)])
         return memories
 
+    def pairs(self, ranges: Sequence[range]) -> list[CellPair]:
+        """Returns the pairs of cells that exchange messages."""
+        return communicating_pairs(self._skips, ranges, self.placement)
+
     def p2p_bytes(self, ranges: Sequence[range]) -> list[int]:
         """Returns the bytes of each stage's point-to-point communicators."""
-        return self._p2p_bytes(communicating_pairs(self._skips, ranges, self._placement))
+        return self._p2p_bytes(self.pairs(ranges))
 
     def _p2p_bytes(self, pairs: Sequence[CellPair]) -> list[int]:
-        return [count * self._machine.p2p_bytes for count in p2p_communicators(pairs, self._placement)]
+        return [count * self.machine.p2p_bytes for count in p2p_communicators(pairs, self.placement)]
 
-    def peaks(self, schedule: Schedule, memory: Sequence[Sequence[CellMemory]]) -> Iterator[int]:
-        """Yields the peak of each stage."""
-        flow = self.schedule_config.flow_control(self._pipeline.stages)
-        for actions, cells in zip(schedule, memory, strict=True):
-            yield peak_bytes(actions, *cells, flow=flow)
+    def peaks(self, schedule: Schedule, ranges: Sequence[range]) -> list[int]:
+        """Returns the peak of each stage."""
+        stages = zip(schedule, self.stage_memories(ranges), strict=True)
+        return [peak_bytes(actions, *cells, flow=self.memory_model.in_flight.flow) for actions, cells in stages]
 
-    def max_live_graphs(self, memory: Sequence[Sequence[CellMemory]]) -> tuple[int, ...]:
+    def max_live_graphs(self, ranges: Sequence[range]) -> tuple[int, ...]:
         """Returns for each cell the most graphs that fit its stage's memory; at least one."""
-        schedule = self.schedule_config.base_schedule(self._pipeline.stages, self._pipeline.micro_batches)
-        known: dict[Hashable, int] = {}  # most stages are equal
-        graphs = []
-        for actions, cells in zip(schedule, memory, strict=True):
-            key = tuple(actions), tuple(cells)
-            if key not in known:
-                known[key] = self._max_live_graphs(actions, cells)
-            graphs.append(known[key])
-        return tuple(graphs[self._placement.stage_of(cell)] for cell in range(self._count))
+        schedule = self.schedule_config.base_schedule(self.pipeline.stages, self.pipeline.micro_batches)
+        most_graphs = cache(self._max_live_graphs)  # most stages are equal
+        stages = zip(map(tuple, schedule), map(tuple, self.stage_memories(ranges)), strict=True)
+        graphs = [most_graphs(actions, cells) for actions, cells in stages]
+        return tuple(graphs[self.placement.stage_of(cell)] for cell in range(self._count))
 
     def _max_live_graphs(self, actions: Sequence[Action], cells: Sequence[CellMemory]) -> int:
         """Returns the number for one stage, by bisection."""
 
         def fits(count: int) -> bool:
             walk = with_recomputes(actions, [count] * len(cells))
-            return next(self.peaks([walk], [cells])) <= self._machine.memory_limit_bytes
+            return peak_bytes(walk, *cells, flow=self.memory_model.in_flight.flow) <= self.machine.memory_limit_bytes
 
         if fits(UNLIMITED):
             return UNLIMITED
-        least, beyond = 1, max(2, self._pipeline.micro_batches)
+        least, beyond = 1, max(2, self.pipeline.micro_batches)
         while beyond - least > 1:
             middle = (least + beyond) // 2
             least, beyond = (middle, beyond) if fits(middle) else (least, middle)
         return least
 
-    def _cells_by_hand(self) -> list[range]:
-        layers_per_cell, count = self._pipeline.layers_per_cell, self._count
-        assert layers_per_cell is not None
+    def _cells_by_hand(self, layers_per_cell: Sequence[int]) -> list[range]:
         wrong = []
-        if len(layers_per_cell) != count:
-            virtual_stages = self._pipeline.virtual_stages
+        if len(layers_per_cell) != self._count:
+            virtual_stages = self.pipeline.virtual_stages
             per_stage = f" of {virtual_stages} cells each" if virtual_stages > 1 else ""
             wrong.append(
                 f"pipeline.layers_per_cell names {len(layers_per_cell)} cells, "
-                f"pipeline.stages is {self._pipeline.stages}{per_stage}"
+                f"pipeline.stages is {self.pipeline.stages}{per_stage}"
             )
         try:
             ranges = cell_ranges(layers_per_cell, len(self._seconds))
@@ -150,14 +160,12 @@ class MemoryFit:
 
     def cut_with_even_stages(self) -> tuple[int, ...]:
         """Returns the lightest cut after layers have moved to where they make stages more even."""
-        owners = [self._placement.stage_of(cell) for cell in range(self._count)]
+        owners = [self.placement.stage_of(cell) for cell in range(self._count)]
         return tuple(with_even_stages(self.lightest_cut(), self._seconds, owners))
 
     def _lightest_cells(self) -> list[range]:
-        try:
+        with as_plan_error():
             return cell_ranges(self.lightest_cut(), len(self._seconds))
-        except SettingError as error:
-            raise PlanError([str(error)]) from None
 
     def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
         """Returns the most even cells of which each fits; ``lightest`` do not."""
@@ -168,22 +176,17 @@ class MemoryFit:
             fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
             raise PlanError([fault or str(error)]) from None
 
-    @property
-    def _count(self) -> int:
-        """The number of cells."""
-        return self._pipeline.stages * self._pipeline.virtual_stages
-
     def _cell_limit_bytes(self, limit_bytes: int) -> int:
         """Returns the bytes for one cell: the cells of a stage share its device with one process and its communicators.
         Which cells skips connect is not known before the cells are."""
-        process_bytes, neighbours = self._machine.process_bytes, [range(at, at + 1) for at in range(self._count)]
-        limit_bytes -= max(self._p2p_bytes(communicating_pairs([], neighbours, self._placement)))
-        return process_bytes + (limit_bytes - process_bytes) // self._pipeline.virtual_stages
+        process_bytes, neighbours = self.machine.process_bytes, [range(at, at + 1) for at in range(self._count)]
+        limit_bytes -= max(self._p2p_bytes(communicating_pairs([], neighbours, self.placement)))
+        return process_bytes + (limit_bytes - process_bytes) // self.pipeline.virtual_stages
 
     def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str | None:
         """Returns an error for a layer that does not fit alone, or else for the worst cell of the most even partition;
         None if neither is too large."""
-        virtual_stages, limit_gib = self._pipeline.virtual_stages, self._cell_limit_bytes(limit_bytes) / GIB
+        virtual_stages, limit_gib = self.pipeline.virtual_stages, self._cell_limit_bytes(limit_bytes) / GIB
         room = f"the device has {self._in_gib(limit_bytes)}"
         if virtual_stages > 1:
             room += f", {limit_gib:.2f} GiB for each of {virtual_stages} cells"
@@ -206,14 +209,14 @@ class MemoryFit:
         others = f", and {len(over) - 1} other stages too much as well" if len(over) > 1 else ""
         part = "stage" if virtual_stages == 1 else "cell"
         message = f"{part} {worst} (layers {_layers([lightest[worst]])}) needs {over[worst]:.2f} GiB, {room}{others}"
-        if self._machine.cores is not None:  # with more stages each would get less memory
+        if self.machine.cores is not None:  # with more stages each would get less memory
             return f"{message}; all stages share the memory of one machine"
         enough = -(-fewest // virtual_stages)
-        return f"{message}; {enough} stages are the fewest that fit, {self._pipeline.stages} were requested"
+        return f"{message}; {enough} stages are the fewest that fit, {self.pipeline.stages} were requested"
 
     def _in_gib(self, limit_bytes: int) -> str:
         """Returns a device's memory and its usable part as text."""
-        reserve = self._machine.reserve
+        reserve = self.machine.reserve
         if not reserve:
             return f"{limit_bytes / GIB:.2f} GiB"
         total = limit_bytes + reserve
@@ -222,8 +225,3 @@ class MemoryFit:
 
 def _layers(cells: Sequence[range]) -> str:
     return " and ".join(f"{cell[0]}-{cell[-1]}" for cell in cells)
-
-
-def _layer_seconds(cost: LayerCost, pipeline: PipelineSettings) -> float:
-    """Returns the seconds that a layer adds to its stage for each micro-batch."""
-    return cost.recompute_s + cost.backward_s + (0.0 if pipeline.remat == "never" else cost.forward_s)

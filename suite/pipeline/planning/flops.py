@@ -11,22 +11,19 @@ kernel's backward computes the scores once more, which is not model work. A caus
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
+from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec
-from suite.pipeline.runtime.shape_inference import ShapeInference, make_fake
-from suite.pipeline.runtime.skip import pops_of
+from suite.pipeline.runtime.shape_inference import ShapeInference, fake_copy, run_distinct
 from suite.pipeline.schedule.action import of_kind
 from suite.pipeline.schedule.config import ScheduleConfig
 
@@ -67,17 +64,11 @@ class StepFlops:
 def count_flops(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[LayerFlops]:
     """Counts the operations of meta-device layers on one micro-batch; equal layers are run once, on fake tensors."""
     cuts = ShapeInference(layers).infer_all(CutSpec.of(inputs))
-    known: dict[Hashable, LayerFlops] = {}
-    counts = []
-    for index, layer in enumerate(layers):
-        open_skips = {skip.name: skip.spec for skip in cuts[index].skips}
-        boundary = cuts[index].main + tuple(open_skips[name] for name in pops_of(layer))
-        last = index == len(layers) - 1
-        key = structure_key(layer), boundary, last
-        if key not in known:
-            known[key] = _count(layer, boundary, (loss, targets) if last else None)
-        counts.append(known[key])
-    return counts
+
+    def count(layer: nn.Module, boundary: Boundary, is_last: bool) -> LayerFlops:
+        return _count(layer, boundary, (loss, targets) if is_last else None)
+
+    return run_distinct(layers, cuts, count)
 
 
 def step_flops(
@@ -103,9 +94,7 @@ def step_flops(
 def _count(layer: nn.Module, boundary: Boundary, loss_and_targets: tuple[nn.Module, Tensors] | None) -> LayerFlops:
     """Runs one layer forward and backward. The last one's loss gets its whole outputs, not chunks of them, because the
     recomputation of chunks is not model work."""
-    own = copy.deepcopy(layer)  # outside the mode, under which a buffer cannot be copied
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
-        make_fake(own)
+    with fake_copy(layer) as own, torch.enable_grad():
         tensors = tuple(spec.empty(_CPU).requires_grad_(spec.needs_gradient) for spec in boundary)
         with _FlopCounter() as forward:
             outputs = as_tuple(own(*tensors))

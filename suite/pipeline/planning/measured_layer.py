@@ -29,35 +29,28 @@ DEVICE_REPEATS = 4
 """Calls timed together on a GPU, to amortise its synchronisation."""
 
 
-class LayerProfiler:
-    """Measures one layer, or several equal ones, with a full backward and then with a split one."""
+def layer_seconds(
+    stage: Callable[[bool], MeasuredLayer], make_update: Callable[[nn.Module], Update], synchronize: Synchronize
+) -> dict[str, float]:
+    """Returns mean seconds of forward, recompute, backward and update, and what splitting the backward changes.
+    ``stage(defers)`` returns the layers as a stage with a full or a split backward."""
+    found = stage(False).seconds(make_update, synchronize, SECONDS_A_LAYER)
+    split = stage(True)
+    if not split.defers:
+        return found
+    split_costs = split.seconds(make_update, synchronize, SECONDS_A_LAYER / 2)
+    total_s = [
+        sum(costs[name] for name in ("recompute_s", "backward_s", "weight_grad_s")) for costs in (found, split_costs)
+    ]
+    weight = min(split_costs["weight_grad_s"], found["backward_s"])
+    return found | {"weight_grad_s": weight, "split_s": max(0.0, total_s[1] - total_s[0])}
 
-    def __init__(self, stage: Callable[[bool], MeasuredLayer]) -> None:
-        self._stage = stage
 
-    def outputs(self) -> tuple[Tensors, Stash]:
-        """Returns the next layer's inputs, and skips; ``requires_grad`` says which need a gradient."""
-        return self._stage(False).outputs()
-
-    def seconds(self, make_update: Callable[[nn.Module], Update], synchronize: Synchronize) -> dict[str, float]:
-        """Returns mean seconds of forward, recompute, backward and update, and what splitting changes."""
-        found = self._stage(False).seconds(make_update, synchronize, SECONDS_A_LAYER)
-        split = self._stage(True)
-        if not split.defers:
-            return found
-        split_costs = split.seconds(make_update, synchronize, SECONDS_A_LAYER / 2)
-        total_s = [
-            sum(costs[name] for name in ("recompute_s", "backward_s", "weight_grad_s"))
-            for costs in (found, split_costs)
-        ]
-        weight = min(split_costs["weight_grad_s"], found["backward_s"])
-        return found | {"weight_grad_s": weight, "split_s": max(0.0, total_s[1] - total_s[0])}
-
-    def bytes(self, make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
-        """Returns the sizes of a ``LayerCost``; gradients and optimizer state are allocated beforehand. A difference of
-        two measurements that vary may be below zero and then counts as none."""
-        sizes = self._stage(False).bytes(make_update) | {"deferred_bytes": self._stage(True).deferred_bytes()}
-        return {name: max(0, size) for name, size in sizes.items()}
+def layer_bytes(stage: Callable[[bool], MeasuredLayer], make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
+    """Returns the sizes of a ``LayerCost``; gradients and optimizer state are allocated beforehand. A difference of two
+    measurements that vary may be below zero and then counts as none."""
+    sizes = stage(False).bytes(make_update) | {"deferred_bytes": stage(True).deferred_bytes()}
+    return {name: max(0, size) for name, size in sizes.items()}
 
 
 class MeasuredLayer:

@@ -14,7 +14,7 @@ from copy import copy
 from typing import Any
 
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.model.topology import CellPair, TransportName
+from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import CellCost, Link, Links
 from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Action, Schedule
@@ -64,11 +64,6 @@ class SchedulingProblem:
             self._add(source, source + 1, cost.activation_bytes, costs[source + 1].gradient_bytes)
             for far in cost.far_messages:
                 self._add(source, far.to, far.activation_bytes, far.gradient_bytes)
-
-    @property
-    def pairs(self) -> list[CellPair]:
-        """The pairs of cells of which the second needs what the first returns."""
-        return [(source, target) for target, of in enumerate(self.sources[1]) for source, *_ in of]
 
     def _add(self, source: int, target: int, activation_bytes: int, gradient_bytes: int) -> None:
         link, crosses = self._link(source, target), self.placement.crosses(source, target)

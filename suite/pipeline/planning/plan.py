@@ -9,20 +9,21 @@ plan can be compared with its trace.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from suite.errors import PlanError, SettingError
+from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.model.topology import CellPair
-from suite.pipeline.planning.costs import LayerCost, check_costs
+from suite.pipeline.planning.costs import LayerCost, check_costs, message_costs
 from suite.pipeline.planning.devices import Machine
-from suite.pipeline.planning.fit import MemoryFit
+from suite.pipeline.planning.fit import MemoryFit, as_plan_error
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
-from suite.pipeline.planning.simulate import CellCost, cell_costs, simulate
+from suite.pipeline.planning.simulate import CellCost, simulate
+from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.csv_file import recomputes
@@ -83,14 +84,11 @@ class Plan:
     schedule_config: ScheduleConfig
     schedule: Schedule
     """The actions of each stage."""
-    memory_limit_bytes: int
+    machine: Machine
     timeline: Timeline
     lower_bound_s: float
     """Of a step of any schedule of these cells in this memory. Gradients are reduced over replicas after the backwards,
     as in ``simulate``; a run overlaps them."""
-    cores: int | None = None
-    reserve: int = 0
-    """Bytes of each device beyond the limit, left free."""
     alternatives: tuple[Alternative, ...] = ()
     """The schedules that the settings allow, the plan's own among them; empty until they are compared."""
 
@@ -102,15 +100,10 @@ class Plan:
     @property
     def step_s(self) -> float:
         """Predicted seconds of a step: simulated, or where workers share cores, at least the total compute time."""
-        if self.cores is None:
+        if self.machine.cores is None:
             return self.timeline.seconds
         busy = sum(self.timeline.busy(stage) for stage in range(len(self.timeline.rows)))
-        return max(self.timeline.seconds, busy * self.pipeline.replicas / self.cores)
-
-    @property
-    def owners(self) -> tuple[int, ...]:
-        """The stage of each cell, as ``CellPlacement`` has them."""
-        return self.schedule_config.owners(self.pipeline.stages)
+        return max(self.timeline.seconds, busy * self.pipeline.replicas / self.machine.cores)
 
     @property
     def excess(self) -> float:
@@ -144,9 +137,10 @@ def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_
 
 def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> float:
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
-    ranges = [range(cell.begin, cell.end) for cell in plan.cells]
-    new_costs = plan_costs(costs, ranges, plan.schedule_config.placement(plan.pipeline.stages), plan.pipeline, machine)
-    timeline = _simulated(plan.schedule, plan.schedule_config, new_costs, plan.pipeline, machine)
+    pipeline, ranges = plan.pipeline, [range(cell.begin, cell.end) for cell in plan.cells]
+    placement = plan.schedule_config.placement(pipeline.stages)
+    new_costs = cell_costs(costs, ranges, placement, machine, pipeline.replicas)
+    timeline = _simulated(plan.schedule, plan.schedule_config, new_costs, pipeline, machine)
     return replace(plan, timeline=timeline).step_s
 
 
@@ -185,31 +179,22 @@ def least_limit(
         with suppress(PlanError):
             fits.append(MemoryFit(costs, candidate, bytes_per_param, machine))
 
-    def enough(units: int) -> bool:
+    def enough(limit_bytes: int) -> bool:
         for fit in fits:
             with suppress(PlanError):
-                fit.cells(units * unit)
+                fit.cells(limit_bytes)
                 return True
         return False
 
-    most = 1
-    while not enough(most):
-        if most * unit > 2**60:
-            return None
-        most *= 2
-    least = most // 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if enough(middle) else (middle, most)
-    return most * unit
+    limits = range(unit, 2**60, unit)
+    at = bisect_left(limits, True, key=enough)
+    return limits[at] if at < len(limits) else None
 
 
 def _resolve_schedules(costs: Sequence[LayerCost], pipeline: PipelineSettings) -> list[PipelineSettings]:
     """Returns the settings once for each schedule to try. Raises PlanError for contradictory settings."""
-    try:
+    with as_plan_error():
         check_costs(costs)
-    except SettingError as error:
-        raise PlanError([str(error)]) from None
     wrong = pipeline_errors(pipeline, len(costs))
     if wrong:
         raise PlanError(wrong)
@@ -260,28 +245,18 @@ def _plan_schedule(
     ranges = fit.cells(machine.memory_limit_bytes)
     schedule_config = fit.schedule_config
     if pipeline.remat == "auto":
-        schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(fit.stage_memories(ranges)))
-    return assemble(costs, pipeline, fit, ranges, schedule_config, machine)
+        schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(ranges))
+    return assemble(fit, ranges, schedule_config)
 
 
-def assemble(
-    costs: Sequence[LayerCost],
-    pipeline: PipelineSettings,
-    fit: MemoryFit,
-    ranges: Sequence[range],
-    schedule_config: ScheduleConfig,
-    machine: Machine,
-) -> Plan:
+def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleConfig) -> Plan:
     """Returns the plan of given cells and a given schedule. Raises PlanError when the schedule cannot run."""
-    placement = schedule_config.placement(pipeline.stages)
-    of_cells = plan_costs(costs, ranges, placement, pipeline, machine)
-    try:
-        checked = replace(schedule_config, pairs=_pairs(of_cells, placement))
+    costs, pipeline, machine, placement = fit.costs, fit.pipeline, fit.machine, fit.placement
+    of_cells = cell_costs(costs, ranges, placement, machine, pipeline.replicas)
+    with as_plan_error():
+        checked = replace(schedule_config, pairs=tuple(fit.pairs(ranges)))
         schedule = checked.actions(pipeline.stages, pipeline.micro_batches)
-    except SettingError as error:
-        raise PlanError([str(error)]) from None
-    memory, p2p_bytes = fit.stage_memories(ranges), fit.p2p_bytes(ranges)
-    peaks = list(fit.peaks(schedule, memory))
+    peaks, p2p_bytes = fit.peaks(schedule, ranges), fit.p2p_bytes(ranges)
     cells = tuple(
         CellPlan(
             cell[0],
@@ -294,55 +269,67 @@ def assemble(
         for at, cell in enumerate(ranges)
     )
     timeline = _simulated(schedule, schedule_config, of_cells, pipeline, machine)
-    bound = step_lower_bound_s(placement, pipeline, of_cells, fit, ranges, machine)
-    return Plan(
-        cells,
-        pipeline,
-        schedule_config,
-        schedule,
-        machine.memory_limit_bytes,
-        timeline,
-        bound,
-        machine.cores,
-        machine.reserve,
-    )
+    bound = step_lower_bound_s(fit, ranges, of_cells)
+    return Plan(cells, pipeline, schedule_config, schedule, machine, timeline, bound)
 
 
-def step_lower_bound_s(
-    placement: CellPlacement,
-    pipeline: PipelineSettings,
-    costs: Sequence[CellCost],
-    fit: MemoryFit,
-    ranges: Sequence[range],
-    machine: Machine,
-) -> float:
+def cell_costs(
+    costs: Sequence[LayerCost], cells: Sequence[range], placement: CellPlacement, machine: Machine, replicas: int
+) -> list[CellCost]:
+    """Returns the costs of cells of these layers, in a pipeline with these replicas."""
+    sent = [message_costs(costs, cells, k) for k in range(len(cells))]
+    forward_s, backward_s = [0.0] * len(cells), [0.0] * len(cells)
+    for source, messages in enumerate(sent):
+        for message in messages:
+            if placement.crosses(source, message.to):
+                between = machine.link.between(placement.stage_of(source), placement.stage_of(message.to))
+                for end in (source, message.to):
+                    forward_s[end] += between.busy_s(message.activation_bytes)
+                    backward_s[end] += between.busy_s(message.gradient_bytes)
+    found = []
+    for k, cell in enumerate(cells):
+        inside = [costs[index] for index in cell]
+        # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
+        # worker's own share
+        gradient_bytes = 4 * sum(cost.parameters - cost.frozen for cost in inside)
+        reduced_s = 2 * (replicas - 1) / replicas * gradient_bytes / machine.reduce_bytes_per_s
+        found.append(
+            CellCost(
+                forward_s=sum(cost.forward_s for cost in inside),
+                recompute_s=sum(cost.recompute_s for cost in inside),
+                backward_s=sum(cost.backward_s for cost in inside),
+                weight_grad_s=sum(cost.weight_grad_s for cost in inside),
+                split_s=sum(cost.split_s for cost in inside),
+                update_s=sum(cost.update_s for cost in inside) + reduced_s,
+                activation_bytes=sent[k][0].activation_bytes if sent[k] else 0,
+                gradient_bytes=sent[k - 1][0].gradient_bytes if k else 0,
+                far_messages=tuple(sent[k][1:]),
+                forward_messages_s=forward_s[k],
+                backward_messages_s=backward_s[k],
+            )
+        )
+    return found
+
+
+def scheduling_problem(
+    fit: MemoryFit, costs: Sequence[CellCost], memory: Sequence[Sequence[CellMemory]]
+) -> SchedulingProblem:
+    """Returns the problem of scheduling cells of these costs, and of this memory on each stage."""
+    machine, count, may_recompute = fit.machine, fit.pipeline.micro_batches, fit.pipeline.remat != "never"
+    limit_bytes, transport = machine.memory_limit_bytes, machine.transport
+    return SchedulingProblem(fit.placement, count, costs, machine.link, memory, limit_bytes, transport, may_recompute)
+
+
+def step_lower_bound_s(fit: MemoryFit, ranges: Sequence[range], costs: Sequence[CellCost]) -> float:
     """Returns a lower bound in seconds for a step with any schedule of these cells, the update included; where workers
     share cores, at least their work over the cores."""
-    count, memory = pipeline.micro_batches, fit.stage_memories(ranges, with_waiting=False)
-    problem = SchedulingProblem(placement, count, costs, machine.link, memory, machine.memory_limit_bytes)
+    pipeline, machine, placement = fit.pipeline, fit.machine, fit.placement
+    problem = scheduling_problem(fit, costs, fit.stage_memories(ranges, with_waiting=False))
     updates = [sum(cost.update_s for cost in placement.on_stage(k, costs)) for k in range(placement.stages)]
     bound = lower_bound_s(problem)
     if any(updates):
         bound += machine.agreement_s(placement.stages * pipeline.replicas) + max(updates)
     if machine.cores is None:
         return bound
-    work = count * sum(map(sum, problem.least_s)) + sum(updates)
+    work = pipeline.micro_batches * sum(map(sum, problem.least_s)) + sum(updates)
     return max(bound, work * pipeline.replicas / machine.cores)
-
-
-def _pairs(cells: Sequence[CellCost], placement: CellPlacement) -> tuple[CellPair, ...]:
-    """Returns the pairs of cells that exchange messages."""
-    neighbours = [(at, at + 1) for at in range(len(cells) - 1)]
-    far = [(at, message.to) for at, cell in enumerate(cells) for message in cell.far_messages]
-    return tuple((source, target) for source, target in neighbours + far if placement.crosses(source, target))
-
-
-def plan_costs(
-    costs: Sequence[LayerCost],
-    ranges: Sequence[range],
-    placement: CellPlacement,
-    pipeline: PipelineSettings,
-    machine: Machine,
-) -> list[CellCost]:
-    """Returns the costs of a plan's cells."""
-    return cell_costs(costs, ranges, placement, machine.link, pipeline.replicas, machine.reduce_bytes_per_s)

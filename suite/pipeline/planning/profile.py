@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,14 @@ from torch import nn
 
 from suite.pipeline.model.layers import Tensors, structure_key
 from suite.pipeline.planning.costs import LayerCost, cut_costs
-from suite.pipeline.planning.measured_layer import SECONDS_A_LAYER, LayerProfiler, MeasuredLayer, Synchronize, Update
+from suite.pipeline.planning.measured_layer import (
+    SECONDS_A_LAYER,
+    MeasuredLayer,
+    Synchronize,
+    Update,
+    layer_bytes,
+    layer_seconds,
+)
 from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
 from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import CellBoundary, Skip, SkipLayout, Stash, find_skips, pops_of, stashes_of
@@ -71,9 +79,9 @@ def profile(
         device,
         precision,
         COPIES,
-        lambda profiler: profiler.seconds(make_update, synchronize),
+        lambda stage: layer_seconds(stage, make_update, synchronize),
     )
-    largest = _walk(layers, loss, data.largest, device, precision, 1, lambda profiler: profiler.bytes(make_update))
+    largest = _walk(layers, loss, data.largest, device, precision, 1, lambda stage: layer_bytes(stage, make_update))
     costs = [LayerCost(**seconds | sizes) for seconds, sizes in zip(typical, largest, strict=True)]
     needed_bytes = sum(16 * cost.parameters + cost.activation_bytes for cost in costs)
     is_short = sum(cost.seconds for cost in costs) < LONGEST_PASS_S
@@ -120,7 +128,7 @@ def _walk(
     device: torch.device,
     precision: str,
     copies: int,
-    measure: Callable[[LayerProfiler], dict[str, Any]],
+    measure: Callable[[Callable[[bool], MeasuredLayer]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Runs a micro-batch through all layers and measures each distinct one."""
     skips, structures = find_skips(layers), [structure_key(layer) for layer in layers]
@@ -131,30 +139,24 @@ def _walk(
     known: dict[Hashable, tuple[dict[str, Any], Tensors, Tensors]] = {}
     found = []
 
-    def profiler_of(index: int, count: int, loss: nn.Module | None) -> LayerProfiler:
-        cell = range(index, index + count)
-        boundaries = _boundaries_of(skips, cell, cuts)
-
-        def stage(defers: bool) -> MeasuredLayer:
-            made = Stage(layers, [cell], loss, device, precision, seed=0, defers_weight_grads=defers)
-            return MeasuredLayer(made, boundaries, tensors, stash, targets)
-
-        return LayerProfiler(stage)
+    def stage_of(cell: range, loss: nn.Module | None, defers: bool) -> MeasuredLayer:
+        stage = Stage(layers, [cell], loss, device, precision, seed=0, defers_weight_grads=defers)
+        return MeasuredLayer(stage, _boundaries_of(skips, cell, cuts), tensors, stash, targets)
 
     for index, layer in enumerate(layers):
         last = index == len(layers) - 1
         popped = tuple(TensorSpec.of(stash[name]) for name in pops_of(layer))
         key = (structures[index], cuts[index].main, popped, last)
         if key not in known:
-            profiler = profiler_of(index, 1, loss if last else None)
-            outputs, stashed = profiler.outputs()
+            stage = partial(stage_of, range(index, index + 1), loss if last else None)
+            outputs, stashed = stage(False).outputs()
             end_of_equal = next(
                 (at for at in range(index, len(layers)) if structures[at] != structures[index]), len(layers)
             )
             count = min(copies, end_of_equal - index, len(layers) - 1 - index)
             if count > 1 and _shapes(cuts[index + 1]) == _shapes(cuts[index]):  # else the next one is not equal
-                profiler = profiler_of(index, count, None)
-            known[key] = measure(profiler), outputs, tuple(stashed[name] for name in stashes_of(layer))
+                stage = partial(stage_of, range(index, index + count), None)
+            known[key] = measure(stage), outputs, tuple(stashed[name] for name in stashes_of(layer))
         numbers, tensors, skipped = known[key]
         found.append(numbers | cut_costs(cuts, skips, index))
         for name in pops_of(layer):

@@ -21,7 +21,8 @@ from suite.pipeline.planning.plan import (
     Plan,
     assemble,
     candidates,
-    plan_costs,
+    cell_costs,
+    scheduling_problem,
     step_lower_bound_s,
     try_schedule,
 )
@@ -59,14 +60,14 @@ def search_schedule(
     """
     if pipeline.schedule != "auto" or pipeline.remat not in ("auto", "never") or pipeline.stages == 1:
         return plan
-    asked = costs, bytes_per_param, machine
-    cuts = [cut for cut in _cuts(pipeline, *asked) if cut.bound_s <= (1 - LEAST_GAIN) * plan.step_s]
-    found = [(cut, _searched(cut, *asked, SEARCH_S / 2 / len(cuts))) for cut in cuts]
+    enough_s = (1 - LEAST_GAIN) * plan.step_s
+    cuts = [cut for cut in _cuts(pipeline, costs, bytes_per_param, machine) if cut.bound_s <= enough_s]
+    found = [(cut, _searched(cut, SEARCH_S / 2 / len(cuts))) for cut in cuts]
     searched = [(cut, one) for cut, one in found if one is not None]
     if not searched:
         return plan
     cut, best = min(searched, key=lambda each: each[1].step_s)
-    best = min(best, _searched(cut, *asked, SEARCH_S / 2, seed=1) or best, key=lambda one: one.step_s)
+    best = min(best, _searched(cut, SEARCH_S / 2, seed=1) or best, key=lambda one: one.step_s)
     if best.step_s >= plan.step_s:
         return plan
     return replace(best, alternatives=(*plan.alternatives, Alternative.of(best.pipeline, best)))
@@ -76,7 +77,7 @@ def search_schedule(
 class _Cut:
     """A cut of the layers into cells, with what a search for it is given."""
 
-    pipeline: PipelineSettings
+    fit: MemoryFit
     ranges: list[range]
     starts: list[Schedule]
     """The named schedules that fit."""
@@ -98,26 +99,13 @@ def _cuts(
             without_recomputes = settings[0].model_copy(update={"remat": "never"})
             fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
             layers_per_cell += [fit.lightest_cut(), fit.cut_with_even_stages()]
-        memory_fit = MemoryFit(costs, settings[0], bytes_per_param, machine)
-        placement = ScheduleConfig(settings[0].schedule, virtual_stages=settings[0].virtual_stages).placement(
-            pipeline.stages
-        )
+        fit = MemoryFit(costs, settings[0], bytes_per_param, machine)
         for lengths in dict.fromkeys(layers_per_cell):
             ranges = cell_ranges(lengths, len(costs))
-            of_cells = plan_costs(costs, ranges, placement, settings[0], machine)
-            problem = SchedulingProblem(
-                placement,
-                pipeline.micro_batches,
-                of_cells,
-                machine.link,
-                memory_fit.stage_memories(ranges),
-                machine.memory_limit_bytes,
-                machine.transport,
-                pipeline.remat != "never",
-            )
-            bound_s = step_lower_bound_s(placement, settings[0], of_cells, memory_fit, ranges, machine)
+            of_cells = cell_costs(costs, ranges, fit.placement, machine, pipeline.replicas)
+            problem = scheduling_problem(fit, of_cells, fit.stage_memories(ranges))
             starts = [one.schedule for one in fitting if one.layers_per_cell == lengths]
-            yield _Cut(settings[0], ranges, starts, problem, bound_s)
+            yield _Cut(fit, ranges, starts, problem, step_lower_bound_s(fit, ranges, of_cells))
 
 
 def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[PipelineSettings]]:
@@ -129,19 +117,18 @@ def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[Pi
     return found.values()
 
 
-def _searched(
-    cut: _Cut, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine, seconds: float, seed: int = 0
-) -> Plan | None:
+def _searched(cut: _Cut, seconds: float, seed: int = 0) -> Plan | None:
     """Returns the plan that search finds for a cut of the layers, if any."""
     schedule = search(cut.problem, cut.starts, seconds, seed)
     if schedule is None:
         return None
     rows = rows_of(schedule, cut.problem.placement)
-    searched = cut.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
+    searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
     # with the tensors that wait between two cells of a stage in this schedule
-    fit = MemoryFit(costs, searched.model_copy(update={"remat": "never"}), bytes_per_param, machine)
+    without_recomputes = searched.model_copy(update={"remat": "never"})
+    fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_param, cut.fit.machine)
     with suppress(PlanError):  # such as a circle of waits on NCCL, of which the search knows nothing
-        found = assemble(costs, searched, fit, cut.ranges, fit.schedule_config, machine)
-        if all(cell.peak_bytes <= machine.memory_limit_bytes for cell in found.cells):
+        found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
+        if all(cell.peak_bytes <= fit.machine.memory_limit_bytes for cell in found.cells):
             return found
     return None

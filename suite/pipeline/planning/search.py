@@ -70,12 +70,13 @@ def search(
     is_small = len(costs) <= SMALL_CELLS and micro_batches <= SMALL_MICRO_BATCHES
     if below * _EXACT > bound and is_small:
         found += _fastest_of_all(problem, below, int(seconds * PARTIAL_SCHEDULES_PER_S))
+    pairs = [(source, target) for target, sources in enumerate(problem.sources[1]) for source, *_ in sources]
     for partial in reversed(found):
         schedule = partial.schedule()
         if best is not None and step_s(schedule) >= step_s(best):
             break
         try:
-            validate(schedule, micro_batches, True, problem.transport, problem.pairs, owners)
+            validate(schedule, micro_batches, True, problem.transport, pairs, owners)
         except SettingError:  # it deadlocks where messages wait for each other
             continue
         if fits(schedule):

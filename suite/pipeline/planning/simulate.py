@@ -9,13 +9,13 @@ The same lists of actions are validated, drawn, simulated, and run by the execut
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning.costs import LayerCost, MessageCost, message_costs
-from suite.pipeline.schedule.action import Action, of_kind, virtual_stages_of
+from suite.pipeline.planning.costs import MessageCost
+from suite.pipeline.schedule.action import Action, of_kind
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.playback import Playback, Route
 from suite.pipeline.schedule.timeline import Span, Timeline
@@ -114,63 +114,6 @@ class CellCost:
         return forward, self.seconds("F", False) - forward, backward, whole - backward
 
 
-def cell_costs(
-    costs: Sequence[LayerCost],
-    cells: Sequence[range],
-    placement: CellPlacement,
-    link: Link | Links,
-    replicas: int = 1,
-    reduce_bytes_per_s: float = math.inf,
-) -> list[CellCost]:
-    """Returns the costs of cells of these layers, in a pipeline with these replicas."""
-    sent = [message_costs(costs, cells, k) for k in range(len(cells))]
-    forward_s, backward_s = [0.0] * len(cells), [0.0] * len(cells)
-    for source, messages in enumerate(sent):
-        for message in messages:
-            if placement.crosses(source, message.to):
-                between = link.between(placement.stage_of(source), placement.stage_of(message.to))
-                for end in (source, message.to):
-                    forward_s[end] += between.busy_s(message.activation_bytes)
-                    backward_s[end] += between.busy_s(message.gradient_bytes)
-    found = []
-    for k, cell in enumerate(cells):
-        inside = [costs[index] for index in cell]
-        # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
-        # worker's own share
-        gradient_bytes = 4 * sum(cost.parameters - cost.frozen for cost in inside)
-        reduced_s = 2 * (replicas - 1) / replicas * gradient_bytes / reduce_bytes_per_s
-        found.append(
-            CellCost(
-                forward_s=sum(cost.forward_s for cost in inside),
-                recompute_s=sum(cost.recompute_s for cost in inside),
-                backward_s=sum(cost.backward_s for cost in inside),
-                weight_grad_s=sum(cost.weight_grad_s for cost in inside),
-                split_s=sum(cost.split_s for cost in inside),
-                update_s=sum(cost.update_s for cost in inside) + reduced_s,
-                activation_bytes=sent[k][0].activation_bytes if sent[k] else 0,
-                gradient_bytes=sent[k - 1][0].gradient_bytes if k else 0,
-                far_messages=tuple(sent[k][1:]),
-                forward_messages_s=forward_s[k],
-                backward_messages_s=backward_s[k],
-            )
-        )
-    return found
-
-
-def action_seconds(
-    schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost], placement: CellPlacement
-) -> Callable[[int, Action], float]:
-    """Returns a function of a stage and one of its actions: how long the action takes."""
-    recomputed = [of_kind(actions, "R") for actions in schedule]
-    own = [placement.on_stage(stage, cells) for stage in range(placement.stages)]
-
-    def seconds(stage: int, action: Action) -> float:
-        cost = own[stage][action.virtual_stage]
-        return cost.seconds(action.kind, (action.virtual_stage, action.micro_batch) in recomputed[stage])
-
-    return seconds
-
-
 def simulate(
     schedule: Sequence[Sequence[Action]],
     cells: Sequence[CellCost],
@@ -183,11 +126,17 @@ def simulate(
     and ``owners`` which stage owns which cell (``CellPlacement``). The update begins when all stages are done, because
     it needs the global gradient norm; agreeing on it takes ``agreement_s``.
 
-    Raises SettingError when the schedule deadlocks, or a cost or the link is negative or not finite; ``validate`` finds
-    every other error of a schedule.
+    Raises SettingError when the schedule deadlocks, a cell defers more than its backward, or the link is negative or
+    not finite; ``validate`` finds every other error of a schedule, ``check_costs`` those of costs.
     """
-    _check(schedule, cells, link)
+    _check(len(schedule), cells, link)
     placement = CellPlacement(len(schedule), owners)
+    recomputed = [of_kind(actions, "R") for actions in schedule]
+    own = [placement.on_stage(stage, cells) for stage in range(placement.stages)]
+
+    def seconds(stage: int, action: Action) -> float:
+        cost = own[stage][action.virtual_stage]
+        return cost.seconds(action.kind, (action.virtual_stage, action.micro_batch) in recomputed[stage])
 
     def route(source: int, target: int, activation_bytes: int, gradient_bytes: int) -> Route:
         between = link.between(placement.stage_of(source), placement.stage_of(target))
@@ -201,46 +150,26 @@ def simulate(
         for far in cell.far_messages
         if placement.crosses(k, far.to)
     ]
-    playback = Playback(schedule, action_seconds(schedule, cells, placement), routes, flow, owners=owners)
+    playback = Playback(schedule, seconds, routes, flow, owners=owners)
     if playback.stuck:
         waiting = ", ".join(f"stage {k} at {action}" for k, action in playback.stuck.items())
         raise SettingError(f"the schedule deadlocks: {waiting} wait for each other")
     rows = playback.rows
     end = max((row[-1].end for row in rows if row), default=0.0) + agreement_s
     for k, row in enumerate(rows):
-        update = sum(cell.update_s for cell in placement.on_stage(k, cells))
+        update = sum(cell.update_s for cell in own[k])
         if update:
             row.append(Span("U", -1, end, end + update))
     return Timeline(tuple(tuple(row) for row in rows))
 
 
-_COST_NUMBERS = (
-    "forward_s",
-    "recompute_s",
-    "backward_s",
-    "update_s",
-    "weight_grad_s",
-    "split_s",
-    "forward_messages_s",
-    "backward_messages_s",
-    "activation_bytes",
-    "gradient_bytes",
-)
-
-
-def _check(schedule: Sequence[Sequence[Action]], cells: Sequence[CellCost], link: Link | Links) -> None:
-    faults, virtual_stages = [], virtual_stages_of(schedule)
-    if len(schedule) * virtual_stages != len(cells):
-        each = f" of {virtual_stages} cells" if virtual_stages > 1 else ""
-        faults.append(f"there are costs of {len(cells)} cells, the schedule has {len(schedule)} stages{each}")
+def _check(stages: int, cells: Sequence[CellCost], link: Link | Links) -> None:
+    """Checks what ``check_costs`` does not."""
+    faults = []
     for at, cell in enumerate(cells):
-        name_of = f"stage {at % len(schedule)}" if virtual_stages == 1 else f"cell {at}"
-        for name in _COST_NUMBERS:
-            value = getattr(cell, name)
-            if not (math.isfinite(value) and value >= 0):
-                faults.append(f"{name_of} has {name} = {value}")
         if cell.weight_grad_s > cell.backward_s:
-            faults.append(f"{name_of} defers {cell.weight_grad_s} s of a backward of {cell.backward_s} s")
+            name = f"stage {at}" if len(cells) == stages else f"cell {at}"
+            faults.append(f"{name} defers {cell.weight_grad_s} s of a backward of {cell.backward_s} s")
     for each_link in (link.within_node, link.between_nodes) if isinstance(link, Links) else (link,):
         if not (math.isfinite(each_link.latency_s) and each_link.latency_s >= 0 and each_link.bytes_per_s > 0):
             faults.append(f"the link has a latency of {each_link.latency_s} s and {each_link.bytes_per_s} bytes/s")

@@ -16,7 +16,7 @@ Section 2.3 of the paper counts N + L/K * N/M: the third and fourth row. The oth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from itertools import combinations
 
 import numpy as np
@@ -137,9 +137,6 @@ def _cell_bytes(walk: _CellWalk, cell: CellMemory, flow: FlowControl) -> tuple[I
     return held + ahead + inputs * cell.input_bytes, during
 
 
-ONE_STAGE = CellPlacement(1)
-
-
 @dataclass(frozen=True, slots=True)
 class InFlightPeaks:
     """The most micro-batches of a cell in flight at once, over all cells of a schedule."""
@@ -147,20 +144,15 @@ class InFlightPeaks:
     micro_batches: int
     inputs: int
     graphs: int
-    deferred: int = 0
-    fill_then_drain: bool = True
+    deferred: int
+    fill_then_drain: bool
     """Whether all forwards come before all backwards, and these start at the last micro-batch. Then sent gradients
     replace freed inputs, and the kept graphs are those of the last forwards."""
-    flow: FlowControl = GLOO
+    flow: FlowControl
     """The messages of a cell in flight."""
-    placement: CellPlacement = ONE_STAGE
-    waiting: Mapping[CellPair, tuple[int, int]] = field(default_factory=dict)
+    placement: CellPlacement
+    waiting: Mapping[CellPair, tuple[int, int]]
     """The most activations, and gradients, that wait between two cells of one stage, by the pair."""
-
-    @property
-    def waiting_micro_batches(self) -> int:
-        """The least number of micro-batches that are not in flight in a cell."""
-        return self.micro_batches - self.inputs
 
     @staticmethod
     def of(

@@ -6,8 +6,10 @@ Results are cached by layer structure and input specs: of a stack of equal layer
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, OpenSkip, TensorSpec, to_bf16
 from suite.pipeline.runtime.skip import pops_of, stashes_of
+
+T = TypeVar("T")
 
 _MAX_CACHED = 20_000
 """The most cached results: far more than the shapes of token batches, but a bound on the memory."""
@@ -30,12 +34,8 @@ class ShapeInference:
         self._structures = [structure_key(layer) for layer in layers]
         self._cache: dict[Hashable, tuple[Boundary, tuple[OpenSkip, ...]]] = {}
 
-    def infer_output(self, cut: CutSpec) -> CutSpec:
-        """Returns the cut behind the last layer when ``cut`` is before the first."""
-        return self.infer_all(cut)[-1]
-
     def infer_all(self, cut: CutSpec) -> list[CutSpec]:
-        """Returns ``cut`` and the cut behind each layer."""
+        """Returns ``cut``, which is before the first layer, and the cut behind each layer."""
         cuts = [cut]
         for layer, structure in zip(self._layers, self._structures, strict=True):
             cuts.append(self._infer_layer(layer, structure, cuts[-1]))
@@ -64,11 +64,9 @@ def _run(layer: nn.Module, main: Boundary, popped: Boundary, bf16: bool) -> tupl
     """
     if not bf16:
         return _run_on(torch.device("meta"), layer, (*main, *popped))
-    own = copy.deepcopy(layer)  # outside the mode, under which a buffer cannot be copied
     torch.autocast_increment_nesting()  # an outermost context would free, at its end, the casts of all threads
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-            make_fake(own)
+        with fake_copy(layer) as own, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
             return _run_on(torch.device("cpu"), own, (*main, *popped), to_bf16)
     finally:
         torch.autocast_decrement_nesting()
@@ -91,12 +89,34 @@ def _run_on(
     return tuple(map(TensorSpec.of, outputs)), tuple(stashed)
 
 
-def make_fake(layer: nn.Module) -> None:
-    """Gives a meta-device layer fake CPU parameters and buffers. Call it under FakeTensorMode."""
-    for module in layer.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-            setattr(module, name, nn.Parameter(empty, parameter.requires_grad))
-        for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
-    layer.train()
+@contextmanager
+def fake_copy(layer: nn.Module) -> Iterator[nn.Module]:
+    """A context of fake tensors on the CPU, and a copy of a meta-device layer with such parameters and buffers."""
+    own = copy.deepcopy(layer)  # outside the mode, under which a buffer cannot be copied
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in own.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+                setattr(module, name, nn.Parameter(empty, parameter.requires_grad))
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
+        own.train()
+        yield own
+
+
+def run_distinct(
+    layers: Sequence[nn.Module], cuts: Sequence[CutSpec], run: Callable[[nn.Module, Boundary, bool], T]
+) -> list[T]:
+    """Returns for each layer what ``run`` makes of it, of its inputs with the skips that it pops, and of whether it is
+    the last; runs only one of equal layers. ``cuts`` are those of ``infer_all``."""
+    known: dict[Hashable, T] = {}
+    found = []
+    for index, layer in enumerate(layers):
+        open_skips = {skip.name: skip.spec for skip in cuts[index].skips}
+        inputs = cuts[index].main + tuple(open_skips[name] for name in pops_of(layer))
+        is_last = index == len(layers) - 1
+        key = structure_key(layer), inputs, is_last
+        if key not in known:
+            known[key] = run(layer, inputs, is_last)
+        found.append(known[key])
+    return found

@@ -156,7 +156,7 @@ class Stage:
 
     def infer_output(self, cut: CutSpec, virtual_stage: int = 0) -> CutSpec:
         """Returns the cut behind a cell whose input cut is ``cut``."""
-        return self._shapes[virtual_stage].infer_output(cut)
+        return self._shapes[virtual_stage].infer_all(cut)[-1]
 
     def forward(self, micro_batch: CellMicroBatch, targets: Tensors = ()) -> tuple[Tensors, Tensor | None]:
         """Runs a cell; only the last one needs ``targets``.
@@ -242,23 +242,20 @@ class Stage:
         Parameters, gradients and buffers are as before, Python attributes that a layer sets itself are not. The
         micro-batch must be one that runs later, which then overwrites its BatchNorm statistics.
         """
-        with replaced(copies_of_buffers(self.layers)):
-            self._warm_up(micro_batch, targets, train)
-
-    def _warm_up(self, micro_batch: CellMicroBatch, targets: Tensors, train: bool) -> None:
-        with torch.no_grad():
-            self.forward(micro_batch, targets)
         boundary = micro_batch.output_boundary
         wanted = [spec.needs_gradient for spec in boundary.tensors] if boundary is not None else [True]
-        for deferred in (False, self.defers_weight_grads) if train else ():
-            micro_batch.splits_backward = deferred
-            outputs, _ = self.forward_with_graph(micro_batch, targets)
-            gradients = tuple(torch.zeros_like(t) for t, needed in zip(outputs, wanted, strict=True) if needed)
-            if deferred:
-                _, weight_grads = self.backward_input(micro_batch, gradients)
-                list(self.backward_weight(weight_grads, micro_batch.virtual_stage))
-            else:
-                self.backward(micro_batch, gradients)
+        with replaced(copies_of_buffers(self.layers)):
+            with torch.no_grad():
+                self.forward(micro_batch, targets)
+            for deferred in (False, self.defers_weight_grads) if train else ():
+                micro_batch.splits_backward = deferred
+                outputs, _ = self.forward_with_graph(micro_batch, targets)
+                gradients = tuple(torch.zeros_like(t) for t, needed in zip(outputs, wanted, strict=True) if needed)
+                if deferred:
+                    _, weight_grads = self.backward_input(micro_batch, gradients)
+                    list(self.backward_weight(weight_grads, micro_batch.virtual_stage))
+                else:
+                    self.backward(micro_batch, gradients)
         if train:
             for parameter in self.layers.parameters():
                 parameter.grad = None

@@ -280,7 +280,7 @@ def test_workers_that_take_turns_share_cores_and_memory() -> None:
     """One core and 24 GiB: seven workers compute one after the other, with a seventh of the memory each."""
     core = Cluster(1, 24 * GIB, "cpu")
     one, seven = (plan_workload(translation(f"pipeline.stages={k}"), core, instant) for k in (1, 7))
-    assert (one.plan.memory_limit_bytes, seven.plan.memory_limit_bytes) == (24 * GIB, 24 * GIB // 7)
+    assert (one.plan.machine.memory_limit_bytes, seven.plan.machine.memory_limit_bytes) == (24 * GIB, 24 * GIB // 7)
     assert one.step_s == one.plan.step_s
     assert seven.step_s == pytest.approx(sum(seven.plan.timeline.busy(k) for k in range(7)))
     assert seven.step_s == seven.plan.step_s > 1.1 * seven.plan.timeline.seconds
@@ -323,7 +323,7 @@ def test_workers_of_one_node_of_cpus_share_its_memory() -> None:
     work = translation("pipeline.stages=2 pipeline.micro_batches=2")
     one, two = (Node("a", "a", 4, 4),), (Node("a", "a", 1, 4), Node("b", "b", 1, 4))
     limits = [
-        plan_workload(work, Cluster(4, GIB, "cpu", nodes), estimated_costs).plan.memory_limit_bytes
+        plan_workload(work, Cluster(4, GIB, "cpu", nodes), estimated_costs).plan.machine.memory_limit_bytes
         for nodes in (one, two)
     ]
     assert limits == [2 * GIB, 4 * GIB]

@@ -19,9 +19,9 @@ from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import fewest_stages
-from suite.pipeline.planning.plan import make_plan
+from suite.pipeline.planning.plan import cell_costs, make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample
-from suite.pipeline.planning.simulate import CellCost, Link, Links, cell_costs, simulate
+from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
@@ -90,7 +90,7 @@ def test_messages_keep_their_two_stages_busy_and_those_that_stay_on_a_stage_do_n
     ]
     link = Link(5.0, 1.0, overhead_s=100.0, overhead_s_per_byte=1.0)
     cells, placement = [range(at, at + 1) for at in range(4)], CellPlacement(2, (0, 1, 1, 0))
-    found = cell_costs(costs, cells, placement, link)
+    found = cell_costs(costs, cells, placement, replace(ROOMY, link=link), replicas=1)
     assert [cost.forward_messages_s for cost in found] == [110 + 120, 110, 120 + 108, 108]
     assert [cost.backward_messages_s for cost in found] == [104 + 109, 104, 109, 0]  # no message is of 0 bytes
     first = found[0]

@@ -34,7 +34,7 @@ def test_a_searched_plan_is_not_slower_and_fits(costs, stages, micro_batches, re
     except PlanError:
         return
     assert searched.lower_bound_s * (1 - 1e-9) <= searched.step_s <= plan.step_s
-    assert all(cell.peak_bytes <= searched.memory_limit_bytes for cell in searched.cells)
+    assert all(cell.peak_bytes <= searched.machine.memory_limit_bytes for cell in searched.cells)
     if searched.pipeline.schedule != "search":
         assert searched is plan
         return

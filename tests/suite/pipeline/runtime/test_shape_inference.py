@@ -84,7 +84,7 @@ def test_the_casts_that_other_threads_use_stay():
         for _ in range(2):
             with torch.autocast("cpu", torch.bfloat16):
                 casts.append(linear(torch.randn(2, 8)).grad_fn.next_functions[2][0])
-            thread = Thread(target=inference.infer_output, args=(CutSpec.of([torch.randn(ROWS)]),))
+            thread = Thread(target=inference.infer_all, args=(CutSpec.of([torch.randn(ROWS)]),))
             thread.start()
             thread.join()
     assert casts[0].next_functions[0][0] is casts[1].next_functions[0][0]
