@@ -33,13 +33,15 @@ class MicroBatchNorm(nn.BatchNorm2d):
     recorded: dict[int, tuple[int, Tensor, Tensor]]
     """Count, mean and unbiased variance of each micro-batch of this mini-batch."""
     micro_batch: int
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width), normalised by its own moments in training, else by running statistics."""
         if not self.training:
             return super().forward(x)
         # with a momentum of 1 torch writes the micro-batch's mean and unbiased variance to these buffers
-        assert self.running_mean is not None
         mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_mean)
         normalised = F.batch_norm(x, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
         self.recorded[self.micro_batch] = x.numel() // x.shape[1], mean, variance
@@ -48,7 +50,6 @@ class MicroBatchNorm(nn.BatchNorm2d):
     def moments(self) -> Moments:
         """Returns the merged moments of all micro-batches, in their order; a count of zero without any."""
         if not self.recorded:  # a replica without a micro-batch
-            assert self.running_mean is not None
             zeros = torch.zeros_like(self.running_mean, dtype=torch.float64)
             return 0, zeros, zeros
         counts, means, variances = zip(*(self.recorded[i] for i in sorted(self.recorded)), strict=True)
@@ -106,24 +107,17 @@ class RunningStats:
 
         With ``replicas`` the moments are merged over all replicas; otherwise only this replica's share counts.
         """
-        merged = [norm.moments() for norm in self._norms if applied]
-        if merged and replicas is not None:
-            merged = _over_replicas(merged, replicas)
-        if merged:
+        if applied and self._norms:
+            merged = [norm.moments() for norm in self._norms]
+            if replicas is not None:
+                merged = _over_replicas(merged, replicas)
             for norm, (count, mean, squares) in zip(self._norms, merged, strict=True):
                 if not count:  # not merged over replicas, and this one had no micro-batch
                     continue
-                _update_norm(norm, mean, squares / max(count - 1, 1))
+                for average, value in ((norm.running_mean, mean), (norm.running_var, squares / max(count - 1, 1))):
+                    average.lerp_(value.to(average.dtype), norm.momentum)
         for norm in self._norms:
             norm.recorded = {}
-
-
-def _update_norm(norm: MicroBatchNorm, mean: Tensor, variance: Tensor) -> None:
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.momentum is not None
-    for average, value in ((norm.running_mean, mean), (norm.running_var, variance)):
-        average.lerp_(value.to(average.dtype), norm.momentum)
 
 
 def _over_replicas(own_moments: Sequence[Moments], replicas: Group) -> list[Moments]:

@@ -68,20 +68,20 @@ def structure_key(layer: nn.Module) -> Hashable:
     A layer's author may know better: a ``layer_structure``, any hashable value, replaces the attributes of a layer and
     its submodules, such as a block's index or a configuration. The rest still counts.
     """
-    if (declared := getattr(layer, "layer_structure", None)) is not None:
-        named = itertools.chain(layer.named_parameters(), layer.named_buffers())
-        values = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in named)
-        return type(layer), declared, tuple(len(getattr(layer, names, ())) for names in ("pops", "stashes")), values
+    declared = getattr(layer, "layer_structure", None)
+    recurse = declared is not None
+    named = itertools.chain(layer.named_parameters(recurse=recurse), layer.named_buffers(recurse=recurse))
+    tensors = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in named)
+    skips = tuple(len(getattr(layer, names, ())) for names in ("pops", "stashes"))
+    if declared is not None:
+        return type(layer), skips, tensors, declared
     attributes = tuple(
         (name, value if _plain(value) else id(value))
         for name, value in sorted(vars(layer).items())
         if name not in _NOT_FUNCTION
     )
-    own = itertools.chain(layer.named_parameters(recurse=False), layer.named_buffers(recurse=False))
-    tensors = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in own)
     children = tuple((name, structure_key(child)) for name, child in layer.named_children())
-    skips = tuple(len(getattr(layer, names, ())) for names in ("pops", "stashes"))
-    return type(layer), skips, attributes, tensors, children
+    return type(layer), skips, tensors, attributes, children
 
 
 def _plain(value: object) -> bool:
@@ -92,16 +92,14 @@ def _plain(value: object) -> bool:
 
 def distinct_parameters(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:
     """Yields (layer index, name, parameter) in layer order; of tied parameters only the first, the owner."""
-    seen: set[str] = set()
+    seen: set[object] = set()
     for index, layer in enumerate(layers):
         ties = ties_of(layer)
         for name, parameter in layer.named_parameters():
-            tie = ties.get(name)
-            if tie is not None and tie in seen:
-                continue
-            if tie is not None:
+            tie = ties.get(name, (index, name))
+            if tie not in seen:
                 seen.add(tie)
-            yield index, name, parameter
+                yield index, name, parameter
 
 
 def count_parameters(layers: Sequence[nn.Module]) -> int:

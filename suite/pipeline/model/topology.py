@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,8 @@ TransportName = Literal["gloo", "nccl"]
 MAX_CTAS = 4
 """The most thread blocks, each on a multiprocessor of its own, with which NCCL sends or receives a boundary's tensors.
 By default NCCL takes up to 32, which computation then lacks. Our choice, not measured."""
+
+MessageKind = Literal["activations", "gradients"]
 
 CellPair = tuple[int, int]
 """Two cells that exchange messages: the first sends activations, the second sends gradients."""
@@ -95,7 +98,7 @@ class ProcessGroups:
     """The same stage in all replicas (DeepSpeed's data parallel group)."""
     stages: Group
     """All stages of this replica (DeepSpeed's model parallel group)."""
-    p2p_group_index: Mapping[CellPair, int] = field(default_factory=dict)
+    p2p_group_index: Mapping[CellPair, int]
     """Index in ``activations`` and ``gradients`` of the group for a pair's messages."""
 
 
@@ -115,21 +118,23 @@ def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = 
     """Creates the process groups for messages between the cells of ``pairs``, at least one a direction. All ranks must
     call it with the same arguments, after ``init_process_group``."""
     timeout = timedelta(seconds=timeout_s)
+    new_group = partial(dist.new_group, timeout=timeout)
     indices = p2p_group_indices(pairs, coord.placement)
     p2p_groups = 1 + max(indices.values(), default=0)
-    own_groups: dict[str, Any] = {}
+
+    def new_p2p_groups(ranks: list[int]) -> tuple[Group, ...]:
+        return tuple(new_group(ranks, pg_options=_p2p_options(timeout)) for _ in range(p2p_groups))
+
     for replica in range(coord.replicas):
         ranks = [coord.rank_of(replica, stage) for stage in range(coord.stages)]
-        for name, count in (("activations", p2p_groups), ("gradients", p2p_groups), ("stages", 1)):
-            options = (None if name == "stages" else _p2p_options(timeout) for _ in range(count))
-            groups = tuple(dist.new_group(ranks, timeout=timeout, pg_options=each) for each in options)
-            if replica == coord.replica:
-                own_groups[name] = groups if name != "stages" else groups[0]
+        made = new_p2p_groups(ranks), new_p2p_groups(ranks), new_group(ranks)
+        if replica == coord.replica:
+            activations, gradients, stages = made
     for stage in range(coord.stages):
-        group = dist.new_group([coord.rank_of(replica, stage) for replica in range(coord.replicas)], timeout=timeout)
+        group = new_group([coord.rank_of(replica, stage) for replica in range(coord.replicas)])
         if stage == coord.stage:
-            own_groups["replicas"] = group
-    return ProcessGroups(**own_groups, p2p_group_index=indices)
+            replicas = group
+    return ProcessGroups(activations, gradients, replicas, stages, indices)
 
 
 def _p2p_options(timeout: timedelta) -> Any:
@@ -145,11 +150,11 @@ def _p2p_options(timeout: timedelta) -> Any:
 
 def warm_up_order(
     pairs: Iterable[CellPair], stage: int, placement: CellPlacement
-) -> Iterator[tuple[str, CellPair, bool]]:
+) -> Iterator[tuple[MessageKind, CellPair, bool]]:
     """Yields a stage's warm-up messages in order: the kind, the pair of cells, and whether this stage sends.
 
     All stages go through the pairs in the same order, so there is no circular wait."""
-    for kind in ("activations", "gradients"):
+    for kind in get_args(MessageKind):
         for pair in sorted(pairs):
             if stage in map(placement.stage_of, pair):
                 yield kind, pair, placement.stage_of(pair[0]) == stage

@@ -10,7 +10,7 @@ W3   add the weight gradients that I3 deferred
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -223,9 +223,9 @@ class Executor:
         )
         inputs, outputs = cell.layout.inputs, cell.layout.outputs
         if state.train and outputs is not None:
-            cell.gradients = p2p.post_gradient_recvs([(i, outputs[i]) for i in backwards], state.step)
+            cell.gradients = p2p.post_recvs("gradients", [(i, outputs[i]) for i in backwards], state.step)
         if not self._is_first_cell(virtual_stage):
-            cell.activations = p2p.post_activation_recvs([(i, inputs[i]) for i in forwards], state.step)
+            cell.activations = p2p.post_recvs("activations", [(i, inputs[i]) for i in forwards], state.step)
 
     def _warm_up(self, state: StepState) -> None:
         """Launches the kernels of all cells once."""
@@ -272,7 +272,7 @@ class Executor:
         else:
             p2p = self.links[v].p2p
             assert p2p is not None
-            p2p.send_activations(cast_to_boundary(outputs, boundary.tensors), boundary, i, state.step)
+            p2p.send("activations", cast_to_boundary(outputs, boundary.tensors), boundary, i, state.step)
 
     def _recompute(self, state: StepState, action: Action) -> None:
         start = self._mark(action)
@@ -295,18 +295,14 @@ class Executor:
         if action.kind == "I":
             input_gradients, cell.deferred[i] = self.stage.backward_input(micro_batch, gradients)
         else:
-            with self._overlap_reduction(state, action):
+            reducer = self.reducer if action in state.last_grad_actions else None
+            parameters = self.stage.parameters(action.virtual_stage)
+            with reducer.overlap_backward(parameters) if reducer is not None else nullcontext():
                 input_gradients = self.stage.backward(micro_batch, gradients)
         self._record(action, start)
         p2p = self.links[action.virtual_stage].p2p
         if p2p is not None and not self._is_first_cell(action.virtual_stage):
-            p2p.send_gradients(input_gradients, micro_batch.input_boundary, i, state.step)
-
-    def _overlap_reduction(self, state: StepState, action: Action) -> AbstractContextManager[None]:
-        """A context that reduces gradients over replicas during a cell's last backward; does nothing in others."""
-        if self.reducer is None or action not in state.last_grad_actions:
-            return nullcontext()
-        return self.reducer.overlap_backward(self.stage.parameters(action.virtual_stage))
+            p2p.send("gradients", input_gradients, micro_batch.input_boundary, i, state.step)
 
     def _backward_weight(self, state: StepState, action: Action) -> None:
         start = self._mark(action)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -74,8 +74,11 @@ class GradientReducer:
         tied_ids = set(map(id, tied))
         self._tied = list(tied)
         self._buckets = list(_buckets([p for p in reversed(parameters) if id(p) not in tied_ids]))
-        self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
+        self._begin_step()
+
+    def _begin_step(self) -> None:
         self._sent = 0
+        self._missing = {id(p) for bucket in self._buckets for p in bucket}  # whose gradients are not complete yet
         self._works: list[dist.Work] = []
 
     @property
@@ -97,17 +100,14 @@ class GradientReducer:
 
     def mark_ready(self, parameters: Iterable[nn.Parameter]) -> None:
         """Marks gradients as complete in this step, and starts the reduction of the buckets that are now complete."""
-        for parameter in parameters:
-            bucket = self._bucket_of.get(id(parameter))
-            if bucket is not None:
-                bucket.missing.discard(id(parameter))
-        while self._sent < len(self._buckets) and not self._buckets[self._sent].missing:
-            self._send(self._buckets[self._sent].parameters)
+        self._missing.difference_update(map(id, parameters))
+        while self._sent < len(self._buckets) and self._missing.isdisjoint(map(id, self._buckets[self._sent])):
+            self._send(self._buckets[self._sent])
             self._sent += 1
 
     def flush(self) -> None:
         """Starts the reduction of all remaining buckets except the tied ones."""
-        self.mark_ready(p for bucket in self._buckets for p in bucket.parameters)
+        self.mark_ready(p for bucket in self._buckets for p in bucket)
 
     def finish(self) -> None:
         """Reduces the tied gradients, which must be sums over their copies by now, and waits for all.
@@ -117,13 +117,10 @@ class GradientReducer:
         """
         self.flush()
         for bucket in _buckets(self._tied):
-            self._send(bucket.parameters)
+            self._send(bucket)
         for work in self._works:
             work.wait()
-        self._works.clear()
-        self._sent = 0
-        for bucket in self._buckets:
-            bucket.reset()
+        self._begin_step()
 
     @torch.no_grad()
     def _send(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -145,38 +142,19 @@ class GradientReducer:
         self._works.append(work)
 
 
-@dataclass
-class _Bucket:
-    """Parameters whose gradients are reduced together; ``missing`` are those not complete yet, by id."""
-
-    parameters: list[nn.Parameter]
-    missing: set[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Begins a step."""
-        self.missing = set(map(id, self.parameters))
-
-
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[_Bucket]:
-    """Divides the parameters, in order, into buckets of one dtype each."""
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Divides the parameters, in order, into buckets of one dtype each, whose gradients are reduced together."""
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
         # a large one gets a bucket of its own, to avoid a copy
         size = BUCKET_BYTES if parameter.device.type == "cpu" else ACCELERATOR_BUCKET_BYTES
-        full = _bytes(bucket) >= size or _bytes([parameter]) >= size
+        full = sum(p.nbytes for p in bucket) >= size or parameter.nbytes >= size
         if bucket and (full or parameter.dtype != bucket[0].dtype):
-            yield _Bucket(bucket)
+            yield bucket
             bucket = []
         bucket.append(parameter)
     if bucket:
-        yield _Bucket(bucket)
-
-
-def _bytes(parameters: Iterable[nn.Parameter]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
+        yield bucket
 
 
 def _flatten(gradients: Sequence[Tensor]) -> Tensor:

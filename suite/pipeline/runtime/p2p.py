@@ -27,7 +27,7 @@ from torch import Tensor
 
 from suite.device import is_host
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.topology import Group, ProcessGroups, RankCoord
+from suite.pipeline.model.topology import Group, MessageKind, ProcessGroups, RankCoord
 from suite.pipeline.runtime.boundary import TensorSpec, contiguous_view
 from suite.pipeline.runtime.communication_errors import explain
 from suite.pipeline.runtime.metadata import BoundaryMetadata, MetadataCodec
@@ -149,20 +149,18 @@ class RecvQueue:
     def _post(self, count: int) -> None:
         """Posts receives until ``count`` have not been waited for, or no message is left."""
         while len(self._posted) < count and (message := next(self._messages, None)) is not None:
-            self._post_message(*message)
-
-    def _post_message(self, micro_batch: int, specs: Sequence[TensorSpec]) -> None:
-        tensors = [spec.empty(self._device) for spec in message_specs(specs)]
-        with _explained(f"{self._what} of micro-batch {micro_batch}", self._deadline):
-            works = [
-                dist.irecv(
-                    contiguous_view(tensor), self._source, group=self._group, tag=_tag(self._step, micro_batch, at)
-                )
-                for at, tensor in enumerate(tensors)
-                if tensor.numel()
-            ]
-        received = unpack(tensors, specs)
-        self._posted.append((micro_batch, received, [work for work in works if work is not None]))
+            micro_batch, specs = message
+            tensors = [spec.empty(self._device) for spec in message_specs(specs)]
+            with _explained(f"{self._what} of micro-batch {micro_batch}", self._deadline):
+                works = [
+                    dist.irecv(
+                        contiguous_view(tensor), self._source, group=self._group, tag=_tag(self._step, micro_batch, at)
+                    )
+                    for at, tensor in enumerate(tensors)
+                    if tensor.numel()
+                ]
+            received = unpack(tensors, specs)
+            self._posted.append((micro_batch, received, [work for work in works if work is not None]))
 
     def recv(self, micro_batch: int) -> Tensors:
         """Returns one micro-batch's tensors, waiting for them if they have not arrived, and posts the next receive."""
@@ -246,23 +244,9 @@ class P2PCommunicator:
             recv_into(rest, source, group, 1, self.deadline, what)
         return self._decoder.decode(torch.cat((header[1:], rest)), names)
 
-    def post_activation_recvs(self, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
-        """Posts receives for activations from other cells."""
-        indices = {i: dict(boundary.peers) for i, boundary in messages}
-        return self._recv_queues(messages, indices, "activations", step)
-
-    def post_gradient_recvs(self, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
-        """Posts receives for gradients from other cells."""
-        indices = {i: dict(boundary.grad_peers) for i, boundary in messages}
-        return self._recv_queues(messages, indices, "gradients", step)
-
-    def _recv_queues(
-        self,
-        messages: Sequence[tuple[int, CellBoundary]],
-        indices: dict[int, dict[int, tuple[int, ...]]],
-        kind: str,
-        step: int,
-    ) -> RecvQueues:
+    def post_recvs(self, kind: MessageKind, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
+        """Posts receives for these micro-batches from other cells."""
+        indices = {i: dict(boundary.peers_of(kind)) for i, boundary in messages}
         expected: dict[int, list[tuple[int, list[TensorSpec]]]] = {}
         for i, boundary in messages:
             for peer, of_peer in indices[i].items():
@@ -270,7 +254,7 @@ class P2PCommunicator:
         return RecvQueues({peer: self._recv_from(peer, kind, specs, step) for peer, specs in expected.items()}, indices)
 
     def _recv_from(
-        self, peer: int, kind: str, messages: Sequence[tuple[int, list[TensorSpec]]], step: int
+        self, peer: int, kind: MessageKind, messages: Sequence[tuple[int, list[TensorSpec]]], step: int
     ) -> Callable[[int], Tensors]:
         if self._is_local(peer):
             return lambda micro_batch: self._local.pop((peer, self.cell, micro_batch))
@@ -280,36 +264,27 @@ class P2PCommunicator:
             self._rank(peer), self._group(kind, peer), messages, step, self.device, self.deadline, what, ahead
         ).recv
 
-    def send_activations(self, tensors: Sequence[Tensor], boundary: CellBoundary, micro_batch: int, step: int) -> None:
-        """Sends one micro-batch's activations, each tensor to its cell, without waiting for delivery."""
-        for peer, indices in boundary.peers:
-            specs = [boundary.tensors[at] for at in indices]
-            self._send_or_keep([tensors[at].detach() for at in indices], specs, peer, "activations", micro_batch, step)
-
-    def send_gradients(self, tensors: Sequence[Tensor], boundary: CellBoundary, micro_batch: int, step: int) -> None:
-        """Sends one micro-batch's gradients without waiting: of the inputs that need one, in their order."""
-        needed = sorted(at for _, indices in boundary.grad_peers for at in indices)
-        gradients = dict(zip(needed, tensors, strict=True))
-        for peer, indices in boundary.grad_peers:
-            specs = [boundary.tensors[at] for at in indices]
-            self._send_or_keep([gradients[at] for at in indices], specs, peer, "gradients", micro_batch, step)
+    def send(
+        self, kind: MessageKind, tensors: Sequence[Tensor], boundary: CellBoundary, micro_batch: int, step: int
+    ) -> None:
+        """Sends one micro-batch's tensors, each to its cell, without waiting for delivery: activations, or gradients of
+        those that need one, in their order."""
+        numbers = [at for at, spec in enumerate(boundary.tensors) if kind == "activations" or spec.needs_gradient]
+        by_number = dict(zip(numbers, tensors, strict=True))
+        for peer, indices in boundary.peers_of(kind):
+            specs, parts = [boundary.tensors[at] for at in indices], [by_number[at].detach() for at in indices]
+            if self._is_local(peer):
+                laid_out = (part.contiguous(memory_format=spec.layout) for part, spec in zip(parts, specs, strict=True))
+                self._local[self.cell, peer, micro_batch] = tuple(laid_out)
+                continue
+            what = f"the {kind} of micro-batch {micro_batch}"
+            self._send(pack(parts, specs), peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
 
     def flush(self) -> None:
         """Waits until all sends are complete, so that their memory is free."""
         assert not self._local, f"tensors between cells of this stage were not received: {sorted(self._local)}"
         for sends in self._sends.values():
             sends.drain()
-
-    def _send_or_keep(
-        self, tensors: Sequence[Tensor], specs: Sequence[TensorSpec], peer: int, kind: str, micro_batch: int, step: int
-    ) -> None:
-        """Sends a micro-batch's tensors to another cell, or keeps them for a cell of this stage."""
-        if self._is_local(peer):
-            laid_out = (t.contiguous(memory_format=spec.layout) for t, spec in zip(tensors, specs, strict=True))
-            self._local[self.cell, peer, micro_batch] = tuple(laid_out)
-            return
-        what = f"the {kind} of micro-batch {micro_batch}"
-        self._send(pack(tensors, specs), peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
 
     def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
         distance = abs(peer - self.cell)
@@ -320,7 +295,7 @@ class P2PCommunicator:
     def _rank(self, peer: int) -> int:
         return self.coord.rank_of(self.coord.replica, self._placement.stage_of(peer))
 
-    def _group(self, kind: str, peer: int) -> Group:
+    def _group(self, kind: MessageKind, peer: int) -> Group:
         groups: tuple[Group, ...] = getattr(self.groups, kind)
         return groups[self.groups.p2p_group_index[min(self.cell, peer), max(self.cell, peer)]]
 

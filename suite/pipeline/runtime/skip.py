@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.layers import Tensors, as_tuple
-from suite.pipeline.model.topology import CellPair
+from suite.pipeline.model.topology import CellPair, MessageKind
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, to_bf16
 
 Stash = dict[str, Tensor]
@@ -136,9 +136,10 @@ class CellBoundary:
     peers: tuple[tuple[int, tuple[int, ...]], ...]
     """The other cells, and the indices of the tensors from or for each."""
 
-    @property
-    def grad_peers(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The same for gradients, without tensors that have none."""
+    def peers_of(self, kind: MessageKind) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Returns ``peers``; for gradients without the tensors that have none."""
+        if kind == "activations":
+            return self.peers
         return tuple(
             (peer, tuple(at for at in indices if self.tensors[at].needs_gradient)) for peer, indices in self.peers
         )

@@ -147,7 +147,8 @@ class DeferrableLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
-        dtype = _product_dtype(x)
+        is_mixed = torch.is_autocast_enabled(x.device.type)
+        dtype = torch.get_autocast_dtype(x.device.type) if is_mixed else x.dtype  # of the product
         if not torch.is_grad_enabled():  # without keeps_cast, as in decoding, autocast keeps the cast
             return F.linear(x, *(self.values_in(dtype) if self.keeps_cast else (self.weight, self.bias)))
         if not self.splits and dtype == self.weight.dtype:
@@ -189,12 +190,6 @@ class _DeferrableLinear(torch.autograd.Function):
             # autograd gets the new sum in place of the old, so what waits for the complete gradient is called as ever
             total, own.grad = own.grad, None
         return input_grad, weight_grad_sum(total, x, gradient, weight.dtype), bias_grad, None
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """Returns the type in which a product with x is computed."""
-    is_mixed = torch.is_autocast_enabled(x.device.type)
-    return torch.get_autocast_dtype(x.device.type) if is_mixed else x.dtype
 
 
 @torch.no_grad()

@@ -120,4 +120,4 @@ def test_a_skip_goes_straight_to_its_stage_and_what_the_next_gets_anyway_is_sent
 def test_gradients_go_back_the_same_lanes_without_what_has_none():
     whole = TensorSpec((2,), torch.int64, False)
     cargo = CellBoundary((whole, spec(1), spec(2)), 2, (("a", 2),), ((0, (2,)), (1, (0, 1))))
-    assert cargo.grad_peers == ((0, (2,)), (1, (1,)))
+    assert cargo.peers_of("gradients") == ((0, (2,)), (1, (1,)))
