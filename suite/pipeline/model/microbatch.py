@@ -92,5 +92,4 @@ class LazyMiniBatches(Sequence[MiniBatch]):
         return len(self._rows)
 
     def __getitem__(self, at: Any) -> Any:
-        """Reads one mini-batch."""
         return self._read(self._rows[at])

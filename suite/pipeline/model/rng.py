@@ -37,7 +37,6 @@ def layer_seed(run: int, step: int, micro_batch: int, layer: int) -> int:
 
 
 def initial_seed(run: int, layer: int) -> int:
-    """Returns the seed of one layer's initial values."""
     return mix(2, run, layer)
 
 

@@ -76,7 +76,6 @@ class RankCoord:
         return self.is_last and self.replica == 0
 
     def rank_of(self, replica: int, stage: int) -> int:
-        """Returns the rank of a stage."""
         return replica * self.stages + stage
 
     def __str__(self) -> str:

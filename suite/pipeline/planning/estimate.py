@@ -25,7 +25,7 @@ from suite.pipeline.planning.costs import LayerCost, cut_costs
 from suite.pipeline.planning.devices import Device
 from suite.pipeline.planning.flops import op_flops
 from suite.pipeline.planning.profile import MicroBatch
-from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, cast_to_boundary, to_bf16
+from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, to_bf16
 from suite.pipeline.runtime.shape_inference import ShapeInference, fake_copy, run_distinct
 from suite.pipeline.runtime.skip import find_skips
 from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
@@ -83,11 +83,6 @@ def _estimate(
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in input_boundary)
     targets = () if loss_and_targets is None else tuple(spec.empty(host) for spec in loss_and_targets[1])
     is_bf16 = optimizer.precision == "bf16"
-    output_boundary: Boundary = ()
-    if loss_and_targets is None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
-            first = _distinct(layer(*inputs))
-        output_boundary = tuple(map(TensorSpec.of, to_bf16(first) if is_bf16 else first))
     op_cost = OpCostMode(device.product_rate(optimizer.precision), device.bandwidth, device.launch_s)
 
     def run() -> Tensors:
@@ -95,7 +90,7 @@ def _estimate(
             if loss_and_targets is not None:
                 return (loss_of(layer, loss_and_targets[0], inputs, targets)[0],)
             outputs = _distinct(layer(*inputs))
-        return cast_to_boundary(outputs, output_boundary)
+        return to_bf16(outputs) if is_bf16 else outputs
 
     with op_cost, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
         with torch.no_grad():

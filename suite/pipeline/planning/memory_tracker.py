@@ -11,8 +11,6 @@ import torch
 
 from suite.device import is_host, module_of, synchronize
 
-_MEMORY = "[memory]"
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 _LARGEST_THRESHOLD = 32 << 20  # glibc's maximum
 
@@ -68,7 +66,7 @@ class MemoryTracker:
             self.change = module_of(self._device).memory_allocated(self._device) - self._before
             return
         self._profile.__exit__(kind, error, trace)
-        events = [e for e in self._profile.kineto_results.events() if e.name() == _MEMORY]
+        events = [e for e in self._profile.kineto_results.events() if e.name() == "[memory]"]
         for event in sorted(events, key=lambda event: event.start_ns()):
             self.change += event.nbytes()
             self.peak = max(self.peak, self.change)

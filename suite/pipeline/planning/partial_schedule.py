@@ -244,7 +244,6 @@ class PartialSchedule:
         return end
 
     def schedule(self) -> Schedule:
-        """Returns the actions of each stage."""
         schedule: Schedule = [[] for _ in self.free]
         trail = self._trail
         while trail:
@@ -254,7 +253,6 @@ class PartialSchedule:
         return [actions[::-1] for actions in schedule]
 
     def is_complete(self) -> bool:
-        """Whether all actions are in."""
         return all(cell.backwards == self.problem.micro_batches and not cell.deferred for cell in self.cells)
 
     def times(self, clock: float) -> list[float]:

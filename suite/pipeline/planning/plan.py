@@ -83,7 +83,6 @@ class Plan:
     """As requested, with ``auto`` resolved."""
     schedule_config: ScheduleConfig
     schedule: Schedule
-    """The actions of each stage."""
     machine: Machine
     timeline: Timeline
     lower_bound_s: float
@@ -94,7 +93,6 @@ class Plan:
 
     @property
     def layers_per_cell(self) -> tuple[int, ...]:
-        """Layers a cell."""
         return tuple(cell.end - cell.begin for cell in self.cells)
 
     @property

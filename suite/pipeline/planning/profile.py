@@ -72,41 +72,36 @@ def profile(
     and returns whether any does: processes that will compute at the same time measure at the same time, because they
     share caches and memory.
     """
-    typical = _walk(
-        layers,
-        loss,
-        data.typical,
-        device,
-        precision,
-        COPIES,
-        lambda stage: layer_seconds(stage, make_update, synchronize),
-    )
-    largest = _walk(layers, loss, data.largest, device, precision, 1, lambda stage: layer_bytes(stage, make_update))
-    costs = [LayerCost(**seconds | sizes) for seconds, sizes in zip(typical, largest, strict=True)]
+    typical, largest = (_Stages(layers, loss, device, precision, each) for each in (data.typical, data.largest))
+    seconds = _walk(typical, COPIES, lambda stage: layer_seconds(stage, make_update, synchronize))
+    sizes = _walk(largest, 1, lambda stage: layer_bytes(stage, make_update))
+    costs = [LayerCost(**seconds_of | sizes_of) for seconds_of, sizes_of in zip(seconds, sizes, strict=True)]
     needed_bytes = sum(16 * cost.parameters + cost.activation_bytes for cost in costs)
     is_short = sum(cost.seconds for cost in costs) < LONGEST_PASS_S
     if len(layers) == 1 or not synchronize(is_short and needed_bytes < MOST_PASS_BYTES):
         return costs
-    mean_s = _seconds_together(layers, loss, data.typical, device, precision, make_update, synchronize)
-    return _scaled_to(mean_s, costs)
+    together = typical.stage(range(len(layers)), typical.inputs, {})
+    return _scaled_to(together.seconds(make_update, synchronize, SECONDS_A_LAYER), costs)
 
 
-def _seconds_together(
-    layers: Sequence[nn.Module],
-    loss: nn.Module,
-    data: MicroBatch,
-    device: torch.device,
-    precision: str,
-    make_update: Callable[[nn.Module], Update],
-    synchronize: Synchronize,
-) -> dict[str, float]:
-    """Returns the mean seconds a layer of each kind of action, with all layers as one stage."""
-    tensors = tuple(tensor.to(device) for tensor in data.inputs)
-    targets = tuple(tensor.to(device) for tensor in data.targets)
-    cuts, cell = ShapeInference(layers, precision == "bf16").infer_all(CutSpec.of(tensors)), range(len(layers))
-    stage = Stage(layers, [cell], loss, device, precision, seed=0)
-    measured = MeasuredLayer(stage, _boundaries_of(find_skips(layers), cell, cuts), tensors, {}, targets)
-    return measured.seconds(make_update, synchronize, SECONDS_A_LAYER)
+class _Stages:
+    """Any of the layers as a stage of their own, for one micro-batch."""
+
+    def __init__(
+        self, layers: Sequence[nn.Module], loss: nn.Module, device: torch.device, precision: str, data: MicroBatch
+    ) -> None:
+        self.layers, self._loss, self._device, self._precision = layers, loss, device, precision
+        self.inputs, self._targets = (
+            tuple(tensor.to(device) for tensor in tensors) for tensors in (data.inputs, data.targets)
+        )
+        self.skips = find_skips(layers)
+        self.cuts = ShapeInference(layers, precision == "bf16").infer_all(CutSpec.of(self.inputs))
+
+    def stage(self, cell: range, tensors: Tensors, stash: Stash, defers: bool = False) -> MeasuredLayer:
+        """Returns the layers of a cell as a stage that gets these tensors and skips."""
+        loss = self._loss if cell[-1] == len(self.layers) - 1 else None
+        stage = Stage(self.layers, [cell], loss, self._device, self._precision, seed=0, defers_weight_grads=defers)
+        return MeasuredLayer(stage, _boundaries_of(self.skips, cell, self.cuts), tensors, stash, self._targets)
 
 
 def _scaled_to(mean_s: dict[str, float], costs: Sequence[LayerCost]) -> list[LayerCost]:
@@ -122,43 +117,29 @@ def _scaled_to(mean_s: dict[str, float], costs: Sequence[LayerCost]) -> list[Lay
 
 
 def _walk(
-    layers: Sequence[nn.Module],
-    loss: nn.Module,
-    data: MicroBatch,
-    device: torch.device,
-    precision: str,
-    copies: int,
-    measure: Callable[[Callable[[bool], MeasuredLayer]], dict[str, Any]],
+    stages: _Stages, copies: int, measure: Callable[[Callable[[bool], MeasuredLayer]], dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Runs a micro-batch through all layers and measures each distinct one."""
-    skips, structures = find_skips(layers), [structure_key(layer) for layer in layers]
-    targets = tuple(tensor.to(device) for tensor in data.targets)
-    tensors = tuple(tensor.to(device) for tensor in data.inputs)
-    cuts = ShapeInference(layers, precision == "bf16").infer_all(CutSpec.of(tensors))
+    """Runs the micro-batch through all layers and measures each distinct one, up to ``copies`` equal ones together."""
+    layers, cuts, tensors = stages.layers, stages.cuts, stages.inputs
+    structures = [structure_key(layer) for layer in layers]
     stash: Stash = {}
     known: dict[Hashable, tuple[dict[str, Any], Tensors, Tensors]] = {}
     found = []
-
-    def stage_of(cell: range, loss: nn.Module | None, defers: bool) -> MeasuredLayer:
-        stage = Stage(layers, [cell], loss, device, precision, seed=0, defers_weight_grads=defers)
-        return MeasuredLayer(stage, _boundaries_of(skips, cell, cuts), tensors, stash, targets)
-
     for index, layer in enumerate(layers):
-        last = index == len(layers) - 1
         popped = tuple(TensorSpec.of(stash[name]) for name in pops_of(layer))
-        key = (structures[index], cuts[index].main, popped, last)
+        key = (structures[index], cuts[index].main, popped, index == len(layers) - 1)
         if key not in known:
-            stage = partial(stage_of, range(index, index + 1), loss if last else None)
-            outputs, stashed = stage(False).outputs()
+            outputs, stashed = stages.stage(range(index, index + 1), tensors, stash).outputs()
             end_of_equal = next(
                 (at for at in range(index, len(layers)) if structures[at] != structures[index]), len(layers)
             )
-            count = min(copies, end_of_equal - index, len(layers) - 1 - index)
-            if count > 1 and _shapes(cuts[index + 1]) == _shapes(cuts[index]):  # else the next one is not equal
-                stage = partial(stage_of, range(index, index + count), None)
-            known[key] = measure(stage), outputs, tuple(stashed[name] for name in stashes_of(layer))
+            count = 1
+            if _shapes(cuts[index + 1]) == _shapes(cuts[index]):  # else the next one is not equal
+                count = max(1, min(copies, end_of_equal - index, len(layers) - 1 - index))
+            numbers = measure(partial(stages.stage, range(index, index + count), tensors, stash))
+            known[key] = numbers, outputs, tuple(stashed[name] for name in stashes_of(layer))
         numbers, tensors, skipped = known[key]
-        found.append(numbers | cut_costs(cuts, skips, index))
+        found.append(numbers | cut_costs(cuts, stages.skips, index))
         for name in pops_of(layer):
             del stash[name]
         stash.update(zip(stashes_of(layer), skipped, strict=True))

@@ -178,48 +178,43 @@ def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy
     return replace(policy, **{name: changed})  # type: ignore[arg-type]
 
 
-class _Climb:
-    """The fastest policy so far, and the work of finding it."""
+def _climb(problem: SchedulingProblem, bound: float, most: int, rng: random.Random) -> list[PartialSchedule]:
+    """Returns the schedules of better and better policies, the best one last; tries about ``most`` actions."""
+    improvements: list[PartialSchedule] = []
+    best, left = (math.inf, math.inf), most
 
-    def __init__(self, problem: SchedulingProblem, bound: float, most: int) -> None:
-        self._problem, self._bound, self._left = problem, bound, most
-        self._best: tuple[float, float] = math.inf, math.inf
-        self.policy: _Policy | None = None
-        self.improvements: list[PartialSchedule] = []
-        """The schedules of faster and faster policies."""
+    def goes_on() -> bool:
+        """Whether actions are left to try, and something may be faster."""
+        return left > 0 and best[0] * _EXACT > bound
 
-    @property
-    def is_over(self) -> bool:
-        """Whether ``most`` actions have been tried, or nothing can be faster."""
-        return self._left <= 0 or self._best[0] * _EXACT <= self._bound
-
-    def tries(self, policy: _Policy) -> bool:
-        """Plays a policy; returns whether it is not slower than the fastest, and so becomes it."""
-        partial, actions = _played(self._problem, policy, self._best[0])
-        self._left -= max(1, actions)
+    def is_no_slower(policy: _Policy) -> bool:
+        """Plays a policy; returns whether it is not slower than the fastest so far."""
+        nonlocal best, left
+        partial, actions = _played(problem, policy, best[0])
+        left -= max(1, actions)
         if partial is None:
             return False
         score = max(partial.free), sum(partial.free)  # of equal steps the one with more free time at the end
-        if score > self._best:
+        if score > best:
             return False
-        if score < self._best:
-            self.improvements.append(partial)
-        self._best, self.policy = score, policy
+        if score < best:
+            improvements.append(partial)
+        best = score
         return True
 
-
-def _climb(problem: SchedulingProblem, bound: float, most: int, rng: random.Random) -> list[PartialSchedule]:
-    """Returns the schedules of better and better policies, the best one last; tries about ``most`` actions."""
-    climb, family = _Climb(problem, bound, most), _family(problem)
+    family, kept = _family(problem), None
     chosen = {name: values[0] for name, values in family.items()}
     for name, values in [*family.items()] * 2:
         for value in values:
-            is_new = climb.policy is None or value != chosen[name]
-            if is_new and not climb.is_over and climb.tries(_policy(problem, **{**chosen, name: value})):
-                chosen[name] = value
-    while climb.policy is not None and not climb.is_over:
-        climb.tries(_changed(climb.policy, problem.micro_batches, rng))
-    return climb.improvements
+            if goes_on() and (kept is None or value != chosen[name]):
+                tried = _policy(problem, **{**chosen, name: value})
+                if is_no_slower(tried):
+                    kept, chosen[name] = tried, value
+    while kept is not None and goes_on():
+        tried = _changed(kept, problem.micro_batches, rng)
+        if is_no_slower(tried):
+            kept = tried
+    return improvements
 
 
 def _played(problem: SchedulingProblem, policy: _Policy, below: float) -> tuple[PartialSchedule | None, int]:

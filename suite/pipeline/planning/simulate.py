@@ -45,7 +45,7 @@ class Link:
         return self
 
     def between(self, source: int, target: int) -> Link:
-        """Returns the link between two stages, as ``Links`` does."""
+        """Returns itself; of ``Links`` the link between two stages."""
         return self
 
 
@@ -64,7 +64,6 @@ class Links:
         return max(self.within_node, self.between_nodes, key=lambda link: link.latency_s)
 
     def between(self, source: int, target: int) -> Link:
-        """Returns the link between two stages."""
         return (
             self.between_nodes
             if self.cuts.intersection(range(min(source, target), max(source, target)))

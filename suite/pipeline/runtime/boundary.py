@@ -26,12 +26,10 @@ class TensorSpec:
 
     @staticmethod
     def of(tensor: Tensor) -> TensorSpec:
-        """Returns the spec of a tensor."""
         return TensorSpec(tuple(tensor.shape), tensor.dtype, tensor.requires_grad, _is_channels_last(tensor))
 
     @property
     def layout(self) -> torch.memory_format:
-        """Its memory format."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def empty(self, device: torch.device) -> Tensor:
@@ -67,7 +65,6 @@ class OpenSkip:
     """The index of the same tensor among the cut's ``main`` tensors, if it is one of them."""
 
     def as_own_tensor(self) -> OpenSkip:
-        """Returns the skip as its own tensor."""
         return OpenSkip(self.name, self.spec)
 
 

@@ -223,9 +223,9 @@ class Executor:
         )
         inputs, outputs = cell.layout.inputs, cell.layout.outputs
         if state.train and outputs is not None:
-            cell.gradients = p2p.post_recvs("gradients", [(i, outputs[i]) for i in backwards], state.step)
+            cell.recv_gradients = p2p.post_recvs("gradients", [(i, outputs[i]) for i in backwards], state.step)
         if not self._is_first_cell(virtual_stage):
-            cell.activations = p2p.post_recvs("activations", [(i, inputs[i]) for i in forwards], state.step)
+            cell.recv_activations = p2p.post_recvs("activations", [(i, inputs[i]) for i in forwards], state.step)
 
     def _warm_up(self, state: StepState) -> None:
         """Launches the kernels of all cells once."""
@@ -249,12 +249,12 @@ class Executor:
 
     def _forward(self, state: StepState, action: Action) -> None:
         i, v, cell = action.micro_batch, action.virtual_stage, state.cells[action.virtual_stage]
-        if cell.activations is not None:
-            inputs = cell.activations.recv(i)
+        if cell.recv_activations is not None:
+            inputs = cell.recv_activations(i)
         else:
             assert state.inputs is not None
             inputs = self._to_device(state.inputs[i])
-        start = self._mark(action, received=cell.activations is not None)
+        start = self._mark(action, received=cell.recv_activations is not None)
         boundary = cell.layout.output(i)
         splits = (v, i) in state.splits
         micro_batch = CellMicroBatch(inputs, cell.layout.inputs[i], boundary, state.step, state.offset + i, v, splits)
@@ -286,12 +286,12 @@ class Executor:
             self.on_drain()
         state.draining = True
         micro_batch = cell.micro_batches.pop(i)
-        if cell.gradients is not None:
-            gradients = cell.gradients.recv(i)
+        if cell.recv_gradients is not None:
+            gradients = cell.recv_gradients(i)
         else:
             objective = state.results[i][0]
             gradients = (torch.full_like(objective, state.scale),)
-        start = self._mark(action, received=cell.gradients is not None)
+        start = self._mark(action, received=cell.recv_gradients is not None)
         if action.kind == "I":
             input_gradients, cell.deferred[i] = self.stage.backward_input(micro_batch, gradients)
         else:

@@ -173,23 +173,8 @@ class RecvQueue:
         return tensors
 
 
-class RecvQueues:
-    """All messages into a cell in one direction; merges each micro-batch's tensors from several peers."""
-
-    def __init__(
-        self, recv_from: dict[int, Callable[[int], Tensors]], indices: dict[int, dict[int, tuple[int, ...]]]
-    ) -> None:
-        """``recv_from[peer](i)`` receives micro-batch i's tensors from a cell; ``indices[i][peer]`` are their positions
-        in the boundary."""
-        self._recv_from, self._indices = recv_from, indices
-
-    def recv(self, micro_batch: int) -> Tensors:
-        """Returns one micro-batch's tensors in the boundary's order; waits as ``RecvQueue.recv`` does."""
-        tensors: dict[int, Tensor] = {}
-        for peer, indices in self._indices[micro_batch].items():
-            tensors.update(zip(indices, self._recv_from[peer](micro_batch), strict=True))
-        return tuple(tensors[at] for at in sorted(tensors))
-
+Recv = Callable[[int], Tensors]
+"""Returns one micro-batch's tensors, as ``RecvQueue.recv`` does."""
 
 _METADATA = -1
 """The micro-batch of metadata between two cells of a stage."""
@@ -244,18 +229,26 @@ class P2PCommunicator:
             recv_into(rest, source, group, 1, self.deadline, what)
         return self._decoder.decode(torch.cat((header[1:], rest)), names)
 
-    def post_recvs(self, kind: MessageKind, messages: Sequence[tuple[int, CellBoundary]], step: int) -> RecvQueues:
-        """Posts receives for these micro-batches from other cells."""
-        indices = {i: dict(boundary.peers_of(kind)) for i, boundary in messages}
+    def post_recvs(self, kind: MessageKind, messages: Sequence[tuple[int, CellBoundary]], step: int) -> Recv:
+        """Posts receives for these micro-batches; returns what receives one, from all cells in the boundary's order."""
+        peers = {i: boundary.peers_of(kind) for i, boundary in messages}
         expected: dict[int, list[tuple[int, list[TensorSpec]]]] = {}
         for i, boundary in messages:
-            for peer, of_peer in indices[i].items():
-                expected.setdefault(peer, []).append((i, [boundary.tensors[at] for at in of_peer]))
-        return RecvQueues({peer: self._recv_from(peer, kind, specs, step) for peer, specs in expected.items()}, indices)
+            for peer, indices in peers[i]:
+                expected.setdefault(peer, []).append((i, [boundary.tensors[at] for at in indices]))
+        recv_from = {peer: self._recv_from(peer, kind, specs, step) for peer, specs in expected.items()}
+
+        def recv(micro_batch: int) -> Tensors:
+            tensors: dict[int, Tensor] = {}
+            for peer, indices in peers[micro_batch]:
+                tensors.update(zip(indices, recv_from[peer](micro_batch), strict=True))
+            return tuple(tensors[at] for at in sorted(tensors))
+
+        return recv
 
     def _recv_from(
         self, peer: int, kind: MessageKind, messages: Sequence[tuple[int, list[TensorSpec]]], step: int
-    ) -> Callable[[int], Tensors]:
+    ) -> Recv:
         if self._is_local(peer):
             return lambda micro_batch: self._local.pop((peer, self.cell, micro_batch))
         what = f"the {kind} from {self._describe(peer)}"

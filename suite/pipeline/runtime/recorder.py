@@ -26,7 +26,6 @@ class Recorder:
         self._recorded: list[tuple[Kind, int, Mark, Mark, int]] = []
         self._zero: tuple[float, Mark] = (0.0, None)
         self.began = 0.0
-        """When the step began."""
 
     def begin(self) -> float:
         """Clears the spans and begins a step; returns the time."""

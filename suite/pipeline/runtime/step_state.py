@@ -9,7 +9,7 @@ from torch import Tensor
 
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.runtime.cell_layout import CellLayout
-from suite.pipeline.runtime.p2p import RecvQueues
+from suite.pipeline.runtime.p2p import Recv
 from suite.pipeline.runtime.stage import CellMicroBatch
 from suite.pipeline.runtime.weight_grad import DeferredGrads
 from suite.pipeline.schedule.action import Action
@@ -22,8 +22,8 @@ class CellState:
     layout: CellLayout
     posted: bool = False
     """Whether its first receives are posted."""
-    activations: RecvQueues | None = None
-    gradients: RecvQueues | None = None
+    recv_activations: Recv | None = None
+    recv_gradients: Recv | None = None
     micro_batches: dict[int, CellMicroBatch] = field(default_factory=dict)
     """Those between forward and backward."""
     deferred: dict[int, DeferredGrads] = field(default_factory=dict)

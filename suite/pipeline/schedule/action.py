@@ -43,7 +43,6 @@ EFFECTS: dict[str, Effect] = {
     "B": Effect(direction=-1, inputs=-1, graphs=-1),
     "W": Effect(inputs=-1, deferred=-1),
 }
-"""The effect of each kind of action."""
 
 _DIRECTIONS = {kind: effect.direction for kind, effect in EFFECTS.items()}
 

@@ -33,7 +33,6 @@ MIN_VIRTUAL_STAGES = 2
 """The fewest cells a stage of an interleaved schedule; with one it would be 1F1B."""
 
 _OF_ONE_CELL = {"fill_drain": fill_drain, "1f1b": one_forward_one_backward}
-"""Schedules of one cell a stage."""
 
 _OF_ANY_CELLS = {"interleaved": interleaved, "zero_bubble": zero_bubble}
 """Schedules of as many cells a stage as asked for, placed round by round."""

@@ -57,18 +57,11 @@ def read_rows(path: Path) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _parsed(rows: tuple[str, ...]) -> tuple[tuple[Action, ...], ...]:
+def parse_rows(rows: tuple[str, ...]) -> Schedule:
+    """Returns the schedule of the rows of ``read_rows``; nobody may change it. Raises SettingError for what is no
+    action, and as ``owners_of`` does."""
     placement = CellPlacement(len(rows), owners_of(rows))
-    schedule = []
-    for row in _fields(rows):
-        schedule.append(tuple(Action(kind, i, placement.virtual_stage_of(cell)) for cell, kind, i in row))
-    return tuple(schedule)
-
-
-def parse_rows(rows: Sequence[str]) -> Schedule:
-    """Returns the schedule of the rows of ``read_rows``. Raises SettingError for what is no action, and as
-    ``owners_of`` does."""
-    return [list(actions) for actions in _parsed(tuple(rows))]
+    return [[Action(kind, i, placement.virtual_stage_of(cell)) for cell, kind, i in row] for row in _fields(rows)]
 
 
 @lru_cache(maxsize=8)
@@ -120,7 +113,7 @@ def micro_batches_of(schedule: Schedule) -> int:
     return 1 + max((action.micro_batch for actions in schedule for action in actions), default=0)
 
 
-def shape(rows: Sequence[str]) -> dict[str, int]:
+def shape(rows: tuple[str, ...]) -> dict[str, int]:
     """Returns the values of ``PipelineSettings`` that rows determine."""
     schedule = parse_rows(rows)
     return {

@@ -25,7 +25,6 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Its duration."""
         return self.end - self.start
 
     def __str__(self) -> str:

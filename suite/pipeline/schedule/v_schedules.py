@@ -66,25 +66,25 @@ _PERIOD = 6
 """The units of time that a micro-batch takes a stage: three actions in each of two cells."""
 
 
-def _building_block(stages: int, down: int, up: int, at_loss: int, at_turn: int) -> _Block:
+def _building_block(stages: int, up: int, at_loss: int, at_turn: int) -> _Block:
     """Returns when the actions of one micro-batch run; the next one follows ``_PERIOD`` units later.
 
         stage 0   F   .   .   F.1 I.1 W.1 .   I   W
-        stage 1   .   F   F.1 .   .   I.1 I   .   .   W.1 W         K = 2; down, up, at_loss and at_turn are 1
+        stage 1   .   F   F.1 .   .   I.1 I   .   .   W.1 W         K = 2; up, at_loss and at_turn are 1
 
-    Forwards and backwards reach the next stage after ``down`` units on the way down the V, and after ``up`` on the way
-    up. Backwards start ``at_loss`` units after the last forward, and turn at stage K - 1 after ``at_turn``. These four
-    are such that no two actions of a stage fall on the same unit modulo ``_PERIOD``.
+    Forwards and backwards reach the next stage after one unit on the way down the V, and after ``up`` on the way up.
+    Backwards start ``at_loss`` units after the last forward, and turn at stage K - 1 after ``at_turn``. These three are
+    such that no two actions of a stage fall on the same unit modulo ``_PERIOD``.
     """
     last = stages - 1
-    turn = down * last + 1
+    turn = last + 1
     loss = turn + up * last + at_loss
-    turn_back = loss + down * last + at_turn
+    turn_back = loss + last + at_turn
     block: _Block = []
     for k in range(stages):
         cells: list[dict[Kind, int]] = [
-            {"F": down * k, "I": turn_back + up * (last - k)},
-            {"F": turn + up * (last - k), "I": loss + down * k},
+            {"F": k, "I": turn_back + up * (last - k)},
+            {"F": turn + up * (last - k), "I": loss + k},
         ]
         taken = {unit % _PERIOD for cell in cells for unit in cell.values()}
         for cell in reversed(cells):
@@ -96,11 +96,11 @@ def _building_block(stages: int, down: int, up: int, at_loss: int, at_turn: int)
 
 
 def _v_half_block(stages: int) -> _Block:
-    return _building_block(stages, down=1, up=2, at_loss=1 if stages % 2 else 4, at_turn=2)
+    return _building_block(stages, up=2, at_loss=1 if stages % 2 else 4, at_turn=2)
 
 
 def _v_min_block(stages: int) -> _Block:
-    return _building_block(stages, down=1, up=1, at_loss=1 if stages % 3 else 3, at_turn=1)
+    return _building_block(stages, up=1, at_loss=1 if stages % 3 else 3, at_turn=1)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def test_blocks_repeat_without_conflict_in_the_papers_memory(name, stages):
 
 def test_the_block_is_its_picture():
     rows = re.findall(r"stage \d   (.*?)(?:  +K = 2.*)?\n", v_schedules._building_block.__doc__)
-    for cells, row in zip(v_schedules._building_block(2, 1, 1, 1, 1), rows, strict=True):
+    for cells, row in zip(v_schedules._building_block(2, 1, 1, 1), rows, strict=True):
         drawn = {action: unit for unit, action in enumerate(row.split()) if action != "."}
         assert drawn == {
             kind + virtual_stage: unit
