@@ -13,7 +13,7 @@ import numpy as np
 
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost, SkipCost, duplicate_gradient_bytes, skip_costs
-from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, Ints
+from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, Ints, running_sum
 from suite.settings import OptimizerSettings
 
 UNCOUNTED_BYTES = 1 << 20
@@ -62,19 +62,18 @@ class MemoryModel:
         def column(name: str) -> Ints:
             return np.array([getattr(cost, name) for cost in costs], dtype=np.int64)
 
-        zero = np.zeros(1, dtype=np.int64)
-        self._inputs = np.append(column("boundary_bytes"), zero)  # at L: the last layer sends nothing
-        self._gradients = np.append(column("gradient_bytes"), zero)
+        self._inputs = np.append(column("boundary_bytes"), 0)  # at L: the last layer sends nothing
+        self._gradients = np.append(column("gradient_bytes"), 0)
         frozen = column("frozen")
-        self._trained = np.concatenate((zero, np.cumsum(column("parameters") - frozen)))
-        self._frozen = np.concatenate((zero, np.cumsum(frozen)))
-        self._alive = np.concatenate((zero, np.cumsum(column("activation_bytes"))))
+        self._trained = running_sum(column("parameters") - frozen)
+        self._frozen = running_sum(frozen)
+        self._alive = running_sum(column("activation_bytes"))
         held = column("state_bytes") + column("cast_bytes") + self._micro_batches * column("recorded_bytes")
-        self._held = np.concatenate((zero, np.cumsum(held)))
-        self._deferred = np.concatenate((zero, np.cumsum(column("deferred_bytes"))))
+        self._held = running_sum(held)
+        self._deferred = running_sum(column("deferred_bytes"))
         output_gradients = self._gradients[1:]
         self._first_peak = column("forward_peak_bytes")
-        self._later_peak = _RangeMaximum(np.append(self._first_peak + self._inputs[:-1], zero))
+        self._later_peak = _RangeMaximum(np.append(self._first_peak + self._inputs[:-1], 0))
         self._graph_peak = _RangeMaximum(self._alive[:-1] + column("graph_peak_bytes"))
         self._last_backward_peak = self._alive[1:] + column("backward_peak_bytes")
         self._backward_peak = _RangeMaximum(self._last_backward_peak + output_gradients)
@@ -121,9 +120,7 @@ class MemoryModel:
             ),
             sent_activation_bytes=cell_memory.sent_activation_bytes
             - kept
-            - sum(
-                skip.bytes for skip in (*bypassing_out, *stashed) if skip in bypassing_out or skip.own_tensor_at(end)
-            ),
+            - sum(skip.bytes for skip in (*bypassing_out, *stashed) if skip.own_tensor_at(end)),
             received_gradient_bytes=cell_memory.received_gradient_bytes
             - sum(skip.gradient_bytes for skip in bypassing_out)
             + duplicates,

@@ -105,7 +105,7 @@ def _cell_walks(actions: Sequence[Action], virtual_stages: int) -> list[_CellWal
     return walks
 
 
-def _running_sum(changes: Ints | Flags) -> Ints:
+def running_sum(changes: Ints | Flags) -> Ints:
     """Returns the sums of the changes before each action, and after the last one, (actions + 1,)."""
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(changes)))
 
@@ -116,14 +116,14 @@ def _cell_bytes(walk: _CellWalk, cell: CellMemory, flow: FlowControl) -> tuple[I
     Ignore values during other cells' actions.
     """
     forward, backward = walk.direction > 0, walk.direction < 0
-    inputs, forwards, backwards = _running_sum(walk.inputs), _running_sum(forward), _running_sum(backward)
-    held = _running_sum(walk.graphs) * cell.activation_bytes + _running_sum(walk.deferred) * cell.deferred_bytes
+    inputs, forwards, backwards = running_sum(walk.inputs), running_sum(forward), running_sum(backward)
+    held = running_sum(walk.graphs) * cell.activation_bytes + running_sum(walk.deferred) * cell.deferred_bytes
     held += cell.far_message_bytes
     held -= (backwards == 0) * cell.gradient_bytes
     # the first cell sends no gradients and the last one no activations
     is_sent = forward & (cell.sent_activation_bytes > 0) | backward & (cell.sent_gradient_bytes > 0)
-    sent = _running_sum(np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[is_sent])
-    sends = _running_sum(is_sent)
+    sent = running_sum(np.where(forward, cell.sent_activation_bytes, cell.sent_gradient_bytes)[is_sent])
+    sends = running_sum(is_sent)
     held += sent[sends] - sent[np.maximum(0, sends - flow.max_inflight_sends)]
     ahead = np.minimum(flow.recvs_ahead(1), forward.sum() - forwards) * cell.input_bytes
     ahead += np.minimum(flow.recvs_ahead(-1), backward.sum() - backwards) * cell.received_gradient_bytes
@@ -166,7 +166,7 @@ class InFlightPeaks:
         of_actions = {actions: _cell_walks(actions, virtual_stages) for actions in {*map(tuple, schedule)}}
         walks = [walk for cells in of_actions.values() for walk in cells]
         inputs, graphs, deferred = (
-            max((int(_running_sum(getattr(walk, name)).max()) for walk in walks), default=0)
+            max((int(running_sum(getattr(walk, name)).max()) for walk in walks), default=0)
             for name in ("inputs", "graphs", "deferred")
         )
         return InFlightPeaks(
