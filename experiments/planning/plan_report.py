@@ -173,7 +173,7 @@ class PlanReport:
             *self._interval_line(),
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
             f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.machine.memory_limit_bytes / GIB:.2f} GiB"
-            f"{_reserve_text(plan)}{self._process_text(largest)}",
+            f"{_reserve_text(plan.machine)}{self._process_text(largest)}",
             f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
             f"{self._duration()}",
             *_alternative_lines(plan),
@@ -212,10 +212,9 @@ class PlanReport:
         )
 
 
-def _reserve_text(plan: Plan) -> str:
-    reserve = plan.machine.reserve
-    whole = plan.machine.memory_limit_bytes + reserve
-    return f" ({whole / GIB:.2f} GiB minus a reserve of {reserve / whole:.0%})" if reserve else ""
+def _reserve_text(machine: Machine) -> str:
+    whole = machine.memory_limit_bytes + machine.reserve
+    return f" ({whole / GIB:.2f} GiB minus a reserve of {machine.reserve / whole:.0%})" if machine.reserve else ""
 
 
 def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:

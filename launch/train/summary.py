@@ -38,8 +38,7 @@ def describe_step(planned: PlanReport, measured: Sequence[Timeline], steps: Sequ
     change = step_s / planned.step_s - 1
     line = f"step: {in_seconds(step_s)} measured (median), {in_seconds(planned.step_s)} {planned.kind} ({change:+.0%})"
     if abs(change) > CLOSE:
-        owners = planned.plan.schedule_config.owners(planned.plan.pipeline.stages)
-        differences = slower_than_planned(planned.plan.timeline, measured, step_s, owners)
+        differences = slower_than_planned(planned.plan.timeline, measured, step_s, planned.plan.owners)
         part = max(differences, key=lambda name: differences[name] * change)
         line += f"; most of it: {_CAUSES[part]}, {differences[part]:+.3f} s"
     return [line]

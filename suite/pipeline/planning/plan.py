@@ -104,6 +104,11 @@ class Plan:
         return max(self.timeline.seconds, busy * self.pipeline.replicas / self.machine.cores)
 
     @property
+    def owners(self) -> tuple[int, ...]:
+        """The stage of each cell, as ``CellPlacement`` has them."""
+        return self.schedule_config.owners(self.pipeline.stages)
+
+    @property
     def excess(self) -> float:
         """By which share the step may be longer than that of the fastest schedule of these cells in this memory."""
         return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s else 0.0
