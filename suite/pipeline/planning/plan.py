@@ -143,20 +143,16 @@ def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> 
     pipeline, ranges = plan.pipeline, [range(cell.begin, cell.end) for cell in plan.cells]
     placement = plan.schedule_config.placement(pipeline.stages)
     new_costs = cell_costs(costs, ranges, placement, machine, pipeline.replicas)
-    timeline = _simulated(plan.schedule, plan.schedule_config, new_costs, pipeline, machine)
+    timeline = _simulated(plan.schedule, plan.schedule_config, new_costs, pipeline.replicas, machine)
     return replace(plan, timeline=timeline).step_s
 
 
 def _simulated(
-    schedule: Schedule,
-    schedule_config: ScheduleConfig,
-    costs: Sequence[CellCost],
-    pipeline: PipelineSettings,
-    machine: Machine,
+    schedule: Schedule, schedule_config: ScheduleConfig, costs: Sequence[CellCost], replicas: int, machine: Machine
 ) -> Timeline:
     stages = len(schedule)
     flow, owners = schedule_config.flow_control(stages), schedule_config.owners(stages)
-    return simulate(schedule, costs, machine.link, flow, owners, machine.agreement_s(stages * pipeline.replicas))
+    return simulate(schedule, costs, machine.link, flow, owners, machine.agreement_s(stages * replicas))
 
 
 def check_memory(
@@ -230,26 +226,20 @@ def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSett
 def try_schedule(
     costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
 ) -> Plan | PlanError:
-    """Returns the plan of one schedule, or why there is none."""
+    """Returns the plan of one schedule, or why there is none; ``remat=auto`` keeps as many graphs as fit the memory."""
+    if pipeline.remat == "auto":  # if all graphs fit, partition for a step without recomputes
+        without = try_schedule(costs, pipeline.model_copy(update={"remat": "never"}), bytes_per_param, machine)
+        if isinstance(without, Plan):
+            return without
     try:
-        return _plan_schedule(costs, pipeline, bytes_per_param, machine)
+        fit = MemoryFit(costs, pipeline, bytes_per_param, machine)
+        ranges = fit.cells(machine.memory_limit_bytes)
+        schedule_config = fit.schedule_config
+        if pipeline.remat == "auto":
+            schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(ranges))
+        return assemble(fit, ranges, schedule_config)
     except PlanError as error:
         return error
-
-
-def _plan_schedule(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
-) -> Plan:
-    """Returns the plan of one schedule; ``remat=auto`` keeps as many graphs as fit the memory."""
-    if pipeline.remat == "auto":
-        with suppress(PlanError):  # if all graphs fit, partition for a step without recomputes
-            return _plan_schedule(costs, pipeline.model_copy(update={"remat": "never"}), bytes_per_param, machine)
-    fit = MemoryFit(costs, pipeline, bytes_per_param, machine)
-    ranges = fit.cells(machine.memory_limit_bytes)
-    schedule_config = fit.schedule_config
-    if pipeline.remat == "auto":
-        schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(ranges))
-    return assemble(fit, ranges, schedule_config)
 
 
 def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleConfig) -> Plan:
@@ -271,7 +261,7 @@ def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleC
         )
         for at, cell in enumerate(ranges)
     )
-    timeline = _simulated(schedule, schedule_config, of_cells, pipeline, machine)
+    timeline = _simulated(schedule, schedule_config, of_cells, pipeline.replicas, machine)
     bound = step_lower_bound_s(fit, ranges, of_cells)
     return Plan(cells, pipeline, schedule_config, schedule, machine, timeline, bound)
 
