@@ -77,7 +77,7 @@ class PreparedSource(DataSource):
         """``settings`` are those of the data."""
         self._coord = coord
         if coord.is_first or coord.is_last:
-            self._data = self.data_type.open(folder)
+            self._data = self.data_type(folder)
             self._batches = self.batches_type(self._data, settings, train, pipeline.replicas, pipeline.micro_batches)
 
     def batch(self, step: int) -> MiniBatch | None:

@@ -37,7 +37,7 @@ def describe_step(planned: PlanReport, measured: Sequence[Timeline], steps: Sequ
     step_s = statistics.median(seconds)
     change = step_s / planned.step_s - 1
     line = f"step: {in_seconds(step_s)} measured (median), {in_seconds(planned.step_s)} {planned.kind} ({change:+.0%})"
-    if abs(change) > CLOSE:
+    if abs(change) > 0.1:  # a step closer to its plan needs no explanation
         differences = slower_than_planned(planned.plan.timeline, measured, step_s, planned.plan.owners)
         part = max(differences, key=lambda name: differences[name] * change)
         line += f"; most of it: {_CAUSES[part]}, {differences[part]:+.3f} s"

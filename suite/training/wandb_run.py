@@ -23,6 +23,8 @@ from suite.settings import TrackingSettings
 from suite.training.metrics import NAMESPACES, STEP
 from suite.training.trackers import Values
 
+PUBLIC = "https://api.wandb.ai"
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -62,7 +64,7 @@ def wandb_mode(settings: TrackingSettings) -> str:
         return settings.wandb
     if mode := os.environ.get("WANDB_MODE"):
         return mode
-    return "online" if has_key(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai") else "offline"
+    return "online" if has_key(os.environ.get("WANDB_BASE_URL") or PUBLIC) else "offline"
 
 
 def open_run(folder: Path, mode: str, identity: Identity, config: dict[str, Any] | None = None) -> Any:
