@@ -50,7 +50,7 @@ BUDGETS = {
     "suite/pipeline/planning": 4080,
     "suite/pipeline/runtime": 2781,
     "suite/pipeline/schedule": 1690,
-    "suite/training": 3985,
+    "suite/training": 4005,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

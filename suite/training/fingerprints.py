@@ -52,7 +52,7 @@ class Fingerprint:
     def of(tensor: Tensor) -> Fingerprint:
         """Returns the fingerprint of a tensor's values in their order; -0 counts as 0."""
         values = tensor.detach().reshape(-1) + 0.0
-        digest = xxhash.xxh3_64_hexdigest(values.cpu().view(torch.uint8).numpy())
+        digest = xxhash.xxh3_64_hexdigest(values.cpu().view(torch.uint8).numpy().data)
         norm = torch.linalg.vector_norm(values, dtype=torch.float64)
         return Fingerprint(digest, float(norm), tuple(_sketch(values).tolist()))
 
