@@ -29,7 +29,7 @@ BUDGETS = {
     "launch/watching": 1274,
     "launch/worker": 1938,
     "experiments": 220,
-    "experiments/base": 1117,
+    "experiments/base": 1119,
     "experiments/benchmark": 926,
     "experiments/custom": 1574,
     "experiments/huggingface": 1017,

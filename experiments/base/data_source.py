@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from suite.data.epochs import EpochBatches
-from suite.data.text.batching import TranslationBatches
 from suite.errors import DataError
 from suite.exchange import broadcast
 from suite.pipeline.model.microbatch import MiniBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.settings import FrozenRecord, LoopSettings, PipelineSettings
 from suite.training.validation import HeldOut
+
+if TYPE_CHECKING:  # they load datasets, before a user's folder is moved behind the environment's packages
+    from suite.data.epochs import EpochBatches
+    from suite.data.text.batching import TranslationBatches
 
 
 class DataSource(Protocol):
