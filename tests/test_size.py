@@ -18,7 +18,7 @@ BUDGETS = {
     "launch/diff": 1295,
     "launch/gpu_check": 646,
     "launch/inference": 1221,
-    "launch/jobs": 1433,
+    "launch/jobs": 1435,
     "launch/planning": 533,
     "launch/runs": 534,
     "launch/storage_sync": 340,
@@ -50,7 +50,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3889,
     "suite/pipeline/runtime": 2735,
     "suite/pipeline/schedule": 1588,
-    "suite/training": 3924,
+    "suite/training": 3933,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

@@ -20,7 +20,7 @@ from experiments.planning.plan_report import CostModel, PlanReport
 from experiments.planning.single_plan import MOST_DOUBLINGS, numbers_of_micro_batches, shares_cores, try_plan
 from suite.errors import PlanError, SettingError
 from suite.log import Log
-from suite.settings import PipelineSettings
+from suite.settings import AUTO, PipelineSettings
 
 _SCHEDULE = ("remat", "schedule", "virtual_stages")
 
@@ -123,6 +123,9 @@ def _distance(asked: PipelineSettings, shape: tuple[int, int]) -> tuple[float, f
 def _numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
     """Yields the run with M as it is; with up to 16K and then up to 64K if it is free. Fewer of them are larger, and
     take long to estimate."""
+    if work.pipeline.micro_batches != AUTO:
+        yield work
+        return
     numbers = islice(numbers_of_micro_batches(work), MOST_DOUBLINGS + 1)
     choices = [choice for choice in numbers if not choice.setting_errors()]
     yield from [choice for choice in choices if choice.pipeline.micro_batches <= MANY * work.pipeline.stages][-1:]

@@ -7,7 +7,6 @@ import binascii
 import hashlib
 import io
 import json
-import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -63,12 +62,14 @@ def fetch(address: str, job: str, console: Console) -> None:
 
 def read_archive(printed: str) -> tuple[dict[str, Any], bytes]:
     """Returns the header and the bytes that ``launch/jobs/remote_archive.py`` printed. Raises JobError if damaged."""
-    found = re.search(rf"^{remote_archive.BEGIN}(.+)\n([^@]*)^{remote_archive.END}$", printed, re.MULTILINE)
-    if found is None:
+    lines = printed.splitlines()
+    begins = [at for at, line in enumerate(lines) if line.startswith(remote_archive.BEGIN)]
+    if not begins or remote_archive.END not in lines[begins[-1] :]:
         raise JobError("the archive is incomplete: its end is missing; fetch it again")
-    head = json.loads(found[1])
+    begin = begins[-1]
+    head = json.loads(lines[begin].removeprefix(remote_archive.BEGIN))
     try:
-        packed = base64.b64decode("".join(found[2].split()), validate=True)
+        packed = base64.b64decode("".join(lines[begin + 1 : lines.index(remote_archive.END, begin)]), validate=True)
     except binascii.Error:
         packed = b""
     digest = hashlib.sha256(packed).hexdigest()

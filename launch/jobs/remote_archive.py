@@ -22,6 +22,7 @@ EXCLUDED = {"checkpoints", "ray-train", "heartbeats.json", "lock", ".shared", "f
 EXCLUDED_SUFFIXES = (".safetensors", ".bin", ".pt", ".lock")
 
 BEGIN, END = "@gpipe-archive ", "@gpipe-end"
+WIDTH = 4096
 
 
 def list_files(folder: str) -> list[str]:
@@ -117,7 +118,10 @@ def main(request: dict[str, Any]) -> None:
         "storage": storage_id(request["storage"]),
     }
     print(BEGIN + json.dumps(head))
-    print(base64.encodebytes(packed).decode() + END, flush=True)
+    text = base64.b64encode(packed).decode()
+    for at in range(0, len(text), WIDTH):
+        print(text[at : at + WIDTH])
+    print(END, flush=True)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def leave_gpu_dumps(
 ) -> Iterator[None]:
     """A context for a worker on a GPU. It writes a memory snapshot when the body runs out of memory, with the stacks of
     allocations if ``with_stacks``, which cost time; and NCCL's records when an action takes too long."""
+    folder.mkdir(exist_ok=True)
     if with_stacks:
         torch.cuda.memory._record_memory_history(max_entries=_MEMORY_EVENTS)
     dumped_at = -1

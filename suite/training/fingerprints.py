@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -23,12 +23,16 @@ import xxhash
 from torch import Tensor, nn
 
 from suite.device import generator_of
+from suite.errors import SettingError
 from suite.pipeline.model.layers import ties_of
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.layer_hooks import Place, watch_tensors
 from suite.pipeline.schedule.action import Action
 from suite.training.jsonl import read_lines, remove_stale, reopen
 from suite.training.stage_optimizer import StageOptimizer
+
+FORMAT = 2
+"""Of the files. Other hashes and sketches need another one: they cannot be compared."""
 
 SKETCH = 32
 """Sums of a sketch."""
@@ -74,7 +78,7 @@ def _sketch(values: Tensor) -> Tensor:
     return grid.new_zeros(SKETCH).index_add_(0, _sum_of_place(values.device), grid)
 
 
-@cache
+@lru_cache(maxsize=1024)  # 64 MiB
 def _signs(part: int, device: torch.device) -> Tensor:
     """Returns the random signs of a part's values."""
     generator = torch.Generator().manual_seed(part)
@@ -111,7 +115,7 @@ class FingerprintFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = reopen(folder / f"{name}.jsonl", start)
         ties = [(index, name, tie) for index, layer in layers.items() for name, tie in ties_of(layer).items()]
-        about = {"layers": types, "ties": ties, "micro_batches": micro_batches, "device": device}
+        about = {"format": FORMAT, "layers": types, "ties": ties, "micro_batches": micro_batches, "device": device}
         self._file.write({"step": start, **about})
         self._rows: dict[tuple[int | None, int, str], Fingerprint] = {}
 
@@ -219,7 +223,8 @@ class RunFingerprints:
 
     @staticmethod
     def read(folder: Path) -> RunFingerprints:
-        """Returns what all workers recorded; empty without a record."""
+        """Returns what all workers recorded; empty without a record. Raises SettingError for a record of another
+        version."""
         layers: dict[int, str] = {}
         tensors: dict[Key, Fingerprint] = {}
         ties: dict[tuple[int, str], str] = {}
@@ -227,6 +232,11 @@ class RunFingerprints:
         for path in sorted(folder.glob("*.jsonl")):
             for line in read_lines(path):
                 if "layers" in line:
+                    if line.get("format") != FORMAT:
+                        raise SettingError(
+                            f"the fingerprints in {folder} are of another version, whose hashes differ; train the run "
+                            "again to record them"
+                        )
                     layers |= {int(index): name for index, name in line["layers"].items()}
                     ties |= {(layer, name): tie for layer, name, tie in line["ties"]}
                     micro_batches, device = line["micro_batches"], line["device"]

@@ -9,6 +9,7 @@ from torch import nn
 
 from launch.backends.processes import run_processes
 from launch.diff.compare import compare
+from suite.errors import SettingError
 from suite.pipeline.model import ties
 from suite.pipeline.runtime import executor, p2p, stage
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -76,6 +77,13 @@ def test_a_difference_in_one_row_or_column_is_estimated_as_well(shape, is_column
         ratios.append(Fingerprint.of(one).distance(Fingerprint.of(other)) / len(changed) ** 0.5)
     assert min(ratios) > 0.4
     assert max(ratios) < 1.8
+
+
+def test_a_record_of_another_version_is_refused(tmp_path):
+    """Its hashes are others: all its tensors would seem to differ."""
+    (tmp_path / "0-0.jsonl").write_text('{"step": 0, "layers": {}, "ties": [], "micro_batches": 1, "device": "cpu"}\n')
+    with pytest.raises(SettingError, match="another version, whose hashes differ; train the run again"):
+        RunFingerprints.read(tmp_path)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
