@@ -50,7 +50,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3889,
     "suite/pipeline/runtime": 2735,
     "suite/pipeline/schedule": 1588,
-    "suite/training": 3933,
+    "suite/training": 3934,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

@@ -16,7 +16,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.settings import FrozenRecord, LoopSettings, PipelineSettings
 from suite.training.validation import HeldOut
 
-if TYPE_CHECKING:  # they load datasets, before a user's folder is moved behind the environment's packages
+if TYPE_CHECKING:  # they import datasets, too early for a user's folder with a package of that name
     from suite.data.epochs import EpochBatches
     from suite.data.text.batching import TranslationBatches
 

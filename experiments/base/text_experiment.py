@@ -24,7 +24,7 @@ class TextExperiment(Experiment):
     unchangeable: ClassVar[tuple[str, ...]] = ("model", "text")
     data_setting: ClassVar[str] = "text.corpus"
     followed_by: ClassVar[dict[str, str]]
-    """Settings of the text, and of the model those that they set."""
+    """For each of these settings of the text the one of the model that it sets."""
 
     model: BlockShape
     text: TextSettings | DocumentSettings

@@ -29,7 +29,7 @@ MOST_LAYERS = 8
 """Layers for which the growth of a difference is shown."""
 
 _PHASES = ("initial", "forward", "recomputed", "gradient", "whole", "updated", "buffer")
-"""The parts of a step, in order: the first words of what tensors are; with any other word one is of a forward."""
+"""The parts of a step in order, by the first word of a tensor's name; any other word is of a forward."""
 
 _CAUSES = {
     "initial": "the runs start with other weights",

@@ -32,7 +32,7 @@ from suite.training.jsonl import read_lines, remove_stale, reopen
 from suite.training.stage_optimizer import StageOptimizer
 
 FORMAT = 2
-"""Of the files. Other hashes and sketches need another one: they cannot be compared."""
+"""Version of the files. Raise it when hashes or sketches change: those of two versions cannot be compared."""
 
 SKETCH = 32
 """Sums of a sketch."""

@@ -81,8 +81,8 @@ def _from_end(path: Path, most: int = sys.maxsize) -> Iterator[tuple[int, bytes]
 
 
 def last_line(path: Path, key: str = "") -> dict[str, Any] | None:
-    """Returns the last whole line of a file, that has ``key`` if one is given; None without one in the last
-    ``_SEARCHED`` bytes."""
+    """Returns the last whole line of a file, or the last one with ``key``; None if the last ``_SEARCHED`` bytes have
+    none."""
     wanted = json.dumps(key).encode() + b":" if key else b""
     with suppress(OSError):
         for _, raw in _from_end(path, _SEARCHED):

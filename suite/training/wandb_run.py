@@ -24,6 +24,7 @@ from suite.training.metrics import NAMESPACES, STEP
 from suite.training.trackers import Values
 
 PUBLIC = "https://api.wandb.ai"
+"""wandb's server unless WANDB_BASE_URL is set."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def _climb(problem: SchedulingProblem, bound: float, most: int, rng: random.Rand
     best, left = (math.inf, math.inf), most
 
     def goes_on() -> bool:
-        """Whether actions are left to try, and something may be faster."""
+        """Whether work is left, and the bound leaves room for a faster schedule."""
         return left > 0 and best[0] * _EXACT > bound
 
     def is_no_slower(policy: _Policy) -> bool:

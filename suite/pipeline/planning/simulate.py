@@ -45,7 +45,7 @@ class Link:
         return self
 
     def between(self, source: int, target: int) -> Link:
-        """Returns itself; of ``Links`` the link between two stages."""
+        """Returns the link between two stages, as ``Links`` does: this one."""
         return self
 
 

@@ -11,10 +11,10 @@ when the operations before it in its stream, and the computations launched befor
 both ranks have reached it. What is posted when is read from ``flow_control``. Each wait has one fixed set of causes, so
 a step deadlocks if and only if the graph of waits has a cycle.
 
-Two rules of CUDA are not in it; the tests add them. The first launch of a kernel that is loaded lazily waits until the
-whole device is idle (CUDA C++ Programming Guide, "Lazy Loading"), so the executor launches each kernel once before it
-posts the first receive. And a device may have few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), each of which handles
-the operations of its streams one by one, as launched; a run refuses too few.
+Two rules of CUDA are left out here; the tests add them. The first launch of a kernel that is loaded lazily waits until
+the whole device is idle (CUDA C++ Programming Guide, "Lazy Loading"), so the executor launches each kernel once before
+it posts the first receive. And a device may have few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), each of which
+handles the operations of its streams one by one, as launched; a run refuses too few.
 """
 
 from __future__ import annotations

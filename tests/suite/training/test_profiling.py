@@ -54,7 +54,9 @@ def test_a_run_that_ends_within_the_range_leaves_the_steps_until_then(tmp_path):
     assert not executor.profiling
     (trace,) = (tmp_path / "profile").iterdir()
     assert any(event["name"] == "aten::add" for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"])
-    profiler.end(None, executor)  # nothing is left to write
+    written = trace.read_bytes()
+    profiler.end(None, executor)
+    assert trace.read_bytes() == written, "a second end writes nothing"
 
 
 @pytest.mark.parametrize(("text", "expected"), [("20", range(19, 20)), ("20-23", range(19, 23)), (" 1-50 ", range(50))])
