@@ -1,4 +1,7 @@
-"""Joins, starts and leaves Ray; converts every failure to join a cluster to one sentence."""
+"""Joins, starts and leaves Ray; converts every failure to join a cluster to one sentence.
+
+Ray reads its variables, such as RAY_AUTH_MODE, when it is imported: here and in ``launch.ray_nodes`` only on use.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,6 @@ import os
 import signal
 import socket
 from typing import Any
-
-import ray
-import ray._private.state
-import ray._private.utils
-from ray.exceptions import AuthenticationError
 
 from suite.errors import PlacementError
 
@@ -26,6 +24,8 @@ def join(address: str, alternative: str) -> None:
     the user can do, is part of the message.
     """
     _check_reachable(address, alternative)
+    from ray.exceptions import AuthenticationError
+
     try:
         init(address=address)
     except AuthenticationError:
@@ -43,6 +43,9 @@ def join(address: str, alternative: str) -> None:
 
 def init(**arguments: Any) -> None:
     """Starts or joins Ray without output; keeps this process's SIGTERM handler."""
+    import ray
+    import ray._private.utils
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after shutdown fails, and starts no other Ray
     # avoids Ray's warning about the devices that a worker without a GPU will see; our workers get their device from us
@@ -61,6 +64,9 @@ def shutdown() -> None:
     Ray's C++ part removes the SIGTERM handler when it shuts down. Ray then needs a second or more to end its local
     processes, in which a SIGTERM would end this process silently. So the handler is restored in between.
     """
+    import ray
+    import ray._private.state
+
     on_terminate, disconnect = signal.getsignal(signal.SIGTERM), ray._private.state.state.disconnect
 
     def restore_and_disconnect() -> None:

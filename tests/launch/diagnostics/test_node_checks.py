@@ -1,5 +1,7 @@
 """What the doctor's facts and measurements mean, and what it does where there is no cluster."""
 
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -275,3 +277,9 @@ def test_two_nodes_reach_each_other_and_their_clocks_agree():
     assert finding.found.startswith("2 nodes, 2 directions, all open")
     (finding,) = cross_node_checks.clocks(probes, probes.nodes)
     assert finding.level == "ok"
+
+
+def test_the_doctor_imports_ray_on_use_alone():
+    """Ray reads its variables, such as RAY_AUTH_MODE, when it is imported."""
+    code = "import sys, launch.diagnostics.command, launch.ray_nodes; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
