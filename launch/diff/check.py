@@ -1,11 +1,11 @@
 """Does a model train in a pipeline as in plain PyTorch? Trains a few steps in pipelines of several shapes, and compares
 all tensors with those of plain PyTorch.
 
-    plain PyTorch -- again                            is it the same each time?
-                  -- 1 stage, 2, 4                    cells, messages
+    plain PyTorch -- 1 stage, 2, 4                    cells, messages
                   -- recomputed, split backwards      schedules
                   -- 2 replicas                       sums over replicas
                   -- other micro-batches              rows that depend on each other
+                  -- again                            if no pipeline gives its bits: does it, each time?
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from rich.console import Console
 
 from experiments.base.hints import command
 from launch.backends.processes import run_processes
-from launch.diff.command import compare_runs
-from launch.diff.compare import Comparison
+from launch.diff.command import fingerprints_of
+from launch.diff.compare import Comparison, compare
 from launch.diff.layer_traits import LayerTraits, find_traits
 from launch.diff.short_training import ShortTraining
 from launch.runs.store import CACHE, RunFolder, remove_run
 from suite.errors import PlanError, SuiteError
 from suite.settings import AUTO, PipelineSettings
+from suite.training.fingerprints import RunFingerprints
 
 MICRO_BATCHES = 4
 """Where the settings leave their number to the plan."""
@@ -61,12 +62,15 @@ def check(training: ShortTraining, console: Console) -> bool:
         console.print(f"not tried: {reason}")
     console.print("each tensor compared with plain PyTorch (a):")
     plain = training.train_plainly(chosen)
-    comparison = partial(_compare, plain, traits, console)
-    results = {PLAIN_AGAIN: comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))}
+    comparison = partial(_compare, fingerprints_of(plain), chosen.optimizer.precision, traits, console)
     labelled = {"as set": asked} if "pipeline." in training.settings else {}
     labelled |= {_label(shape, micro_batches): shape for shape in shapes}
-    for label, shape in labelled.items():
-        results[label] = comparison(label, partial(training.train, chosen.with_pipeline(shape)))
+    results = {
+        label: comparison(label, partial(training.train, chosen.with_pipeline(shape)))
+        for label, shape in labelled.items()
+    }
+    if all(result is None or result[1].differences for result in results.values()):
+        results[PLAIN_AGAIN] = comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))
     return _conclude(results, plain, console)
 
 
@@ -116,13 +120,18 @@ def _label(shape: PipelineSettings, micro_batches: int) -> str:
 
 
 def _compare(
-    plain: RunFolder, traits: LayerTraits, console: Console, label: str, train: Callable[[], RunFolder]
+    plain: RunFingerprints,
+    precision: str,
+    traits: LayerTraits,
+    console: Console,
+    label: str,
+    train: Callable[[], RunFolder],
 ) -> _Trained | None:
     """Trains in one shape, and prints how that compares; returns None where it could not train."""
     began = time.perf_counter()
     try:
         run = train()
-        found = compare_runs(plain, run)
+        found = compare(plain, fingerprints_of(run), precision)
     except (SuiteError, RuntimeError) as error:  # the second: of the user's code in plain PyTorch
         why = error if isinstance(error, SuiteError) else str(error).strip().splitlines()[-1]
         console.print(f"  {label}: FAILS: {why}")
@@ -164,7 +173,7 @@ def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, console:
         f"{len(others)} of {len(results)} are not the same training as plain PyTorch"
         + (f", and {failed} fail" if failed else "")
     )
-    if PLAIN_AGAIN in others or PLAIN_AGAIN not in trained:
+    if PLAIN_AGAIN in others.keys() | (results.keys() - trained.keys()):
         console.print("plain PyTorch itself gives other numbers each time, so no pipeline can give the same")
     for label, run in others.items():
         console.print(f"  {label}: {command('diff', RUN=f'{plain.path} {run.path}')}")

@@ -26,16 +26,12 @@ def diff_runs(names: Sequence[str], console: Console) -> Comparison:
     runs = [find_run(name) for name in names]
     for which, run in zip("ab", runs, strict=True):
         console.print(f"{which}: {run.path}")
-    found = compare_runs(*runs)
+    precisions = {read_experiment_file(run.experiment).optimizer.precision for run in runs}
+    a, b = map(fingerprints_of, runs)
+    found = compare(a, b, "bf16" if "bf16" in precisions else "fp32")
     for line in found.lines():
         console.print(line)
     return found
-
-
-def compare_runs(a: RunFolder, b: RunFolder) -> Comparison:
-    """Compares what two runs recorded. Raises SettingError where one has no fingerprints, or they do not match."""
-    precisions = {read_experiment_file(run.experiment).optimizer.precision for run in (a, b)}
-    return compare(_fingerprints_of(a), _fingerprints_of(b), "bf16" if "bf16" in precisions else "fp32")
 
 
 def diff_settings(training: ShortTraining, a: str, b: str, console: Console) -> Comparison:
@@ -54,7 +50,8 @@ def diff_settings(training: ShortTraining, a: str, b: str, console: Console) -> 
     return diff_runs([str(run.path) for run in runs], console)
 
 
-def _fingerprints_of(run: RunFolder) -> RunFingerprints:
+def fingerprints_of(run: RunFolder) -> RunFingerprints:
+    """Returns what a run recorded. Raises SettingError where it has no fingerprints, or those of another version."""
     recorded = RunFingerprints.read(run.fingerprints)
     if not recorded.tensors:
         raise SettingError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from experiments.custom.layer_trial import attributes_of, changed_attributes, sa
 from launch.diff.plain_training import build_layers, forward
 from launch.worker.distributed import init_process_group
 from suite.errors import typed_line
-from suite.pipeline.model.layers import Tensors, as_tuple
+from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.model.rng import seeded
 from suite.pipeline.model.topology import RankCoord
 
@@ -53,21 +53,24 @@ LayerTraits = dict[int, tuple[str, list[Trait]]]
 
 
 def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Path) -> LayerTraits:
-    """Runs the first micro-batch through all layers, and tries each on what it gets; for ``run_processes``. A last
-    layer with a ``score`` of its own is not tried."""
+    """Runs the first micro-batch through all layers, and tries each on what it gets, of equal ones the first; for
+    ``run_processes``. A last layer with a ``score`` of its own is not tried."""
     device = init_process_group(rank, world, rendezvous, 1)
     layers, loss = build_layers(chosen, device)
     found: LayerTraits = {}
+    known: dict[Hashable, list[Trait]] = {}
 
     def try_layer(index: int, layer: nn.Module, inputs: Tensors) -> None:
         if index == len(layers) - 1 and getattr(layer, "score", None):
             return
-        try:
-            traits = list(traits_of(layer, inputs, rows))
-        except Exception as error:  # of the user's code
-            traits = [Trait(f"cannot be tried alone ({typed_line(error)})")]
-        if traits:
-            found[index] = type(layer).__name__, traits
+        key = structure_key(layer), *((tensor.shape, tensor.dtype) for tensor in inputs)
+        if key not in known:
+            try:
+                known[key] = list(traits_of(layer, inputs, rows))
+            except Exception as error:  # of the user's code
+                known[key] = [Trait(f"cannot be tried alone ({typed_line(error)})")]
+        if known[key]:
+            found[index] = type(layer).__name__, known[key]
 
     batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
     assert batch is not None

@@ -57,7 +57,8 @@ class Session:
     shows_samples: bool = True
     """Whether translations of a few held-out strings end the run; not in a sweep, which scores its members."""
     is_brief: bool = False
-    """Whether a few steps are trained only to be compared: costs are estimated, and no page is drawn."""
+    """Whether a few steps are trained only to be compared: costs are estimated, operations are not counted, held-out
+    data not evaluated, and no page is drawn."""
 
     def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
@@ -133,7 +134,7 @@ class CurrentRun:
         self, session: Session, run: RunFolder, planned: PlanReport, resumed: bool, checkpoint_step: int | None
     ) -> None:
         self._session, self._requested = session, planned
-        self.run, self.planned, self.plan = run, planned, _run_plan(planned, session.console.print)
+        self.run, self.planned, self.plan = run, planned, _run_plan(session, planned)
         self.attempt = Attempt(
             run.path,
             planned.experiment.data_folder(CACHE).resolve(),
@@ -143,6 +144,7 @@ class CurrentRun:
             checkpoint_step=checkpoint_step,
             owner=f"{socket.gethostname()}, process {os.getpid()}, {uuid4().hex}",
             working_dir=None if in_job() else Path.cwd(),
+            validates=not session.is_brief,
             costs=(CACHE / "costs").resolve(),
         )
 
@@ -157,7 +159,7 @@ class CurrentRun:
             except PlanError:
                 continue
             if experiment.pipeline != self.planned.experiment.pipeline:
-                self.planned, self.plan = planned, _run_plan(planned, self._session.console.print)
+                self.planned, self.plan = planned, _run_plan(self._session, planned)
                 self.attempt = replace(self.attempt, workers=_workers(experiment), shrunk=is_shrunk)
                 if is_shrunk:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
@@ -197,11 +199,10 @@ def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
         run.schedule.unlink(missing_ok=True)
 
 
-def _run_plan(planned: PlanReport, log: Log) -> RunPlan:
+def _run_plan(session: Session, planned: PlanReport) -> RunPlan:
     plan, cluster = planned.plan, planned.cluster
-    return RunPlan(
-        plan.layers_per_cell, plan.schedule_config, planned.step_s, _step_flops(planned, log), cluster.logits_bytes
-    )
+    flops = None if session.is_brief else _step_flops(planned, session.console.print)
+    return RunPlan(plan.layers_per_cell, plan.schedule_config, planned.step_s, flops, cluster.logits_bytes)
 
 
 def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:

@@ -42,6 +42,8 @@ class Attempt:
     working_dir: Path | None = None
     """The folder that the command was started in, for a file of a user's that reads relative paths; None for a job,
     whose workers start in the job's own."""
+    validates: bool = True
+    """Whether held-out data are evaluated."""
     costs: Path | None = None
     """The folder of measured costs, which has the device's measured peak too."""
     heartbeats: Path | None = None

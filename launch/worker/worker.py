@@ -145,7 +145,7 @@ def _train_stage(
         begin_attempt(attempt, experiment, coord, start, log)
         status.first_step = start
         batches = make_batches(experiment, attempt.data, source, executor, start)
-        validation = _validation(experiment, executor, source, loaded)
+        validation = _validation(experiment, executor, source, loaded) if attempt.validates else None
         # the trackers
         system_metrics = SystemMetrics(run.system, coord, attempt.number, status, device)
         trackers, wandb_run = _trackers(experiment, plan, run, coord, start, notes, system_metrics, log)
