@@ -94,6 +94,7 @@ def diff(
     name: Annotated[str, typer.Argument(help="an experiment, trained with --a and with --b")] = "",
     a: Annotated[str, typer.Option("--a", help='settings, such as "pipeline.stages=1"; or plain: no pipeline')] = "",
     b: Annotated[str, typer.Option("--b", help='settings, such as "pipeline.stages=2 pipeline.schedule=1f1b"')] = "",
+    checkout: Annotated[str, typer.Option(help="in place of --b: a folder with other code of the suite")] = "",
     settings: SetOption = "",
     run: Annotated[
         list[str],
@@ -107,19 +108,24 @@ def diff(
 ) -> None:
     """Find the first tensor by which two settings of an experiment differ, or two runs; or whether a run's last steps
     still have the same bits. Exit code 1 if they differ by more than rounding, or in a bit."""
-    from launch.diff.command import diff_runs, diff_settings
+    from pathlib import Path
+
+    from launch.diff.command import diff_checkouts, diff_runs, diff_settings
     from launch.diff.repeat import repeat
     from launch.diff.short_training import ShortTraining
 
     runs = " ".join(run).split()
-    if bool(name) == bool(runs) or (runs and (a or b or settings)):
-        raise SettingError("give an experiment with --a and --b, or one or two runs with --run")
+    if bool(name) == bool(runs) or (runs and (a or b or settings or checkout)) or (b and checkout):
+        raise SettingError("give an experiment with --a and --b or --checkout, or one or two runs with --run")
     if len(runs) == 1:
         if not repeat(runs[0], steps, console):
             raise typer.Exit(1)
         return
     training = ShortTraining(name, scale, steps, settings)
-    found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
+    if checkout:
+        found = diff_checkouts(training, a, Path(checkout), console)
+    else:
+        found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
     if not found.is_explained:
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""Steps of a run again, from its checkpoint and in its pipeline: does this machine still give the same bits?
+"""Steps of a run again, in its pipeline: does this machine, or the code of another checkout, give the same bits?
 
 run      checkpoint of step S -> S + 1, S + 2 -> ...      metrics.jsonl: loss, norm of the gradient
 again    its copy             -> S + 1, S + 2             the same, to the last bit?
@@ -6,6 +6,10 @@ again    its copy             -> S + 1, S + 2             the same, to the last 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -68,6 +72,22 @@ def repeat(name: str, steps: int, console: Console) -> bool:
     return True
 
 
+def train_in(checkout: Path, run: RunFolder) -> RunFolder:
+    """Trains all steps of a run once more, as they were planned, with the code of another checkout and the packages of
+    its ``.venv``, if it has one. Raises SettingError where that fails."""
+    before, python = read_experiment_file(run.experiment), checkout / ".venv/bin/python"
+    again = new_run(before.name)
+    write_atomically(again.experiment, _as_planned(before, read_plan(run)).to_toml())
+    command = [python if python.exists() else sys.executable, "-P", "-m", "launch.cli", "resume", "--launcher", "local"]
+    paths = [str(checkout.resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    ended = subprocess.run([*command, again.path], env=environment, capture_output=True, text=True)
+    if ended.returncode:
+        last = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1]
+        raise SettingError(f"the code in {checkout} cannot train {again.path}: {last}")
+    return again
+
+
 def _values(line: dict[str, Any]) -> str:
     """Returns what is compared of a step, to the last digit; what is not finite is recorded as null."""
     values = {what: line[key] for key, what in COMPARED.items()}
@@ -81,16 +101,18 @@ def _copy(again: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: i
         path = f"{checkpoint.folder}/{name}"
         target.write(path, source.read(path, source.size(path)))
     note_published(again, checkpoint.step)
-    # with replicas, the rounding of the norm depends on which layers share a stage
-    pipeline = planned_schedule(plan) | {"layers_per_cell": plan.cells}
     train = {"steps": steps, "fingerprint_steps": 0} | dict.fromkeys(
         ("checkpoint_dir", "validate_every", "profile_steps", "patience")
     )
-    changed = before.model_copy(
-        update={
-            "pipeline": before.pipeline.model_copy(update=pipeline),
-            "train": before.train.model_copy(update=train),
-            "tracking": before.tracking.model_copy(update={"wandb": "disabled"}),
-        }
-    )
-    write_atomically(again.experiment, changed.to_toml())
+    changes = {
+        "train": before.train.model_copy(update=train),
+        "tracking": before.tracking.model_copy(update={"wandb": "disabled"}),
+    }
+    write_atomically(again.experiment, _as_planned(before, plan).model_copy(update=changes).to_toml())
+
+
+def _as_planned(experiment: Experiment, plan: RunPlan) -> Experiment:
+    """Returns an experiment whose next plan has the same schedule and cells: with replicas, the rounding of the norm
+    depends on which layers share a stage."""
+    pipeline = planned_schedule(plan) | {"layers_per_cell": plan.cells}
+    return experiment.model_copy(update={"pipeline": experiment.pipeline.model_copy(update=pipeline)})

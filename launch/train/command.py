@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
+from experiments.base.hints import command
 from experiments.planning.best import split_choice
 from experiments.planning.single_plan import row_errors
 from experiments.registry import find, read_experiment_file, resolve
@@ -55,6 +56,8 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     backend.check_workers(planned.experiment)
     if any_shape or chosen.pipeline.micro_batches == AUTO:
         planned = replace(planned, experiment=planned.experiment.with_changes_from(find(name)))
+    if chosen.task == "custom":
+        console.print(f"whether it trains as in plain PyTorch: {command('check', NAME=name)}")
     run = new_run(chosen.name)
     session.train(run, planned)
     return run
