@@ -43,7 +43,7 @@ BUDGETS = {
     "experiments/translation": 447,
     "models": 1246,
     "suite": 840,
-    "suite/data": 3572,
+    "suite/data": 3588,
     "suite/decoding": 480,
     "suite/evaluation": 452,
     "suite/pipeline/model": 924,

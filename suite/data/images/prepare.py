@@ -41,6 +41,9 @@ CHANNEL_SAMPLE = 256
 STATISTICS_SAMPLE = 10_000
 """Evenly spaced training images that give mean and deviation."""
 
+SIZE_ERRORS = "errors.json"
+"""The file of images of another size, in a cache folder of its own."""
+
 
 def prepare_images(settings: ImageSettings, channels: int, classes: int, cache: Path, log: Log) -> ImageData:
     """Returns the images for ``settings``; builds them unless the cache has a valid copy.
@@ -58,7 +61,9 @@ def prepare_images(settings: ImageSettings, channels: int, classes: int, cache: 
         log(f"no Debian package of {FASHION}: {error}; using {FASHION_HUB} from the hub, which has the same images")
         settings = settings.model_copy(update={"source": FASHION_HUB})
         data = _prepare(settings, cache, log)
-    faults = find_image_errors(data, settings, channels, classes)
+    faults = _image_errors(data, settings, channels, classes)
+    if settings.fit == "exact":
+        faults += _size_errors(data, settings, cache, log)
     if faults:
         raise DataError(f"{settings.source} does not fit the model: {'; '.join(faults)}")
     return data
@@ -143,8 +148,8 @@ def _spread(count: int, limit: int) -> list[int]:
     return list(range(0, count, max(1, -(-count // limit))))
 
 
-def find_image_errors(data: ImageData, settings: ImageSettings, channels: int, classes: int) -> list[str]:
-    """Returns each reason why the images do not fit a model."""
+def _image_errors(data: ImageData, settings: ImageSettings, channels: int, classes: int) -> list[str]:
+    """Returns each reason but their sizes why the images do not fit a model."""
     info, faults = data.info, []
     if info.channels != channels:
         faults.append(f"its images have {info.channels} channels, model.channels is {channels}; make them equal")
@@ -157,11 +162,24 @@ def find_image_errors(data: ImageData, settings: ImageSettings, channels: int, c
                 f"outside 0 to {classes - 1}; "
                 + (f"set model.classes={info.classes}" if labels.min() >= 0 else "labels must not be negative")
             )
-        if settings.fit == "exact" and (fault := _wrong_sizes(rows, info.image_column, name, settings.size)):
-            faults.append(fault)
     if settings.cutout >= 2 * settings.size:
         faults.append(f"images.cutout={settings.cutout} covers a whole image of size {settings.size}; make it smaller")
     return faults
+
+
+def _size_errors(data: ImageData, settings: ImageSettings, cache: Path, log: Log) -> list[str]:
+    """Returns for each split which images have another size; found once, because each image must be decoded."""
+    content = [folder_of_images(settings, cache).name, data.info.prints, settings.size]
+    folder = cache_folder(cache, "image-sizes", content)
+
+    def build(building: Path) -> None:
+        splits, column = data.splits.items(), data.info.image_column
+        faults = [_wrong_sizes(rows, column, name, settings.size) for name, rows in splits]
+        (building / SIZE_ERRORS).write_text(json.dumps([fault for fault in faults if fault]))
+
+    cached(folder, build, log)
+    found: list[str] = json.loads((folder / SIZE_ERRORS).read_text())
+    return found
 
 
 def _wrong_sizes(rows: Any, column: str, split: str, size: int) -> str:

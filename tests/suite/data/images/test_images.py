@@ -56,8 +56,9 @@ def test_a_prepared_set_gives_back_every_pixel_and_label(data, folder):
     assert float(standard.std(unbiased=False)) == pytest.approx(1, abs=1e-5)
 
 
-def test_it_is_built_once(data, folder, cache, monkeypatch):
-    monkeypatch.setattr("suite.data.images.prepare.read_images", lambda *_: pytest.fail("read again"))
+def test_it_is_built_once_and_all_images_are_decoded_once(data, folder, cache, monkeypatch):
+    for function in ("read_images", "decode_images"):
+        monkeypatch.setattr(f"suite.data.images.prepare.{function}", lambda *_: pytest.fail("read again"))
     assert prepare_images(settings(folder, flip=True), 1, 4, cache, print).info == data.info
 
 
