@@ -7,10 +7,8 @@ placements of the cells -> for each, cuts of the layers -> search in each stage'
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
@@ -33,7 +31,10 @@ from suite.pipeline.schedule.csv_file import rows_of
 from suite.settings import PipelineSettings
 
 SEARCH_S = 10.0
-"""The time of all searches of a plan, in the seconds of ``search``."""
+"""The time of all searches of a plan, in the seconds of ``search``, but for repeated ones."""
+
+MOST_SEARCHES = 4
+"""Of one cut, as long as what is found needs too much memory."""
 
 LEAST_GAIN = 0.001
 """The share of a step that a search must be able to save: a cut whose lower bound promises less is not searched."""
@@ -118,17 +119,22 @@ def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[Pi
 
 
 def _searched(cut: _Cut, seconds: float, seed: int = 0) -> Plan | None:
-    """Returns the plan that search finds for a cut of the layers, if any."""
-    schedule = search(cut.problem, cut.starts, seconds, seed)
-    if schedule is None:
-        return None
-    rows = rows_of(schedule, cut.problem.placement)
-    searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
-    # with the tensors that wait between two cells of a stage in this schedule
-    without_recomputes = searched.model_copy(update={"remat": "never"})
-    fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_param, cut.fit.machine)
-    with suppress(PlanError):  # such as a circle of waits on NCCL, of which the search knows nothing
+    """Returns the plan that search finds for a cut of the layers, if any.
+
+    How many tensors wait between two cells of a stage is known only for a whole schedule, at first for a named one.
+    Where what is found lets more of them wait, and needs too much memory for that, it is searched again with so many.
+    """
+    problem = cut.problem
+    for _ in range(MOST_SEARCHES):
+        schedule = search(problem, cut.starts, seconds, seed)
+        if schedule is None:
+            break
+        rows = rows_of(schedule, cut.problem.placement)
+        searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
+        without_recomputes = searched.model_copy(update={"remat": "never"})
+        fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_param, cut.fit.machine)
         found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
-        if all(cell.peak_bytes <= fit.machine.memory_limit_bytes for cell in found.cells):
+        if all(cell.peak_bytes <= problem.limit_bytes for cell in found.cells):
             return found
+        problem = scheduling_problem(cut.fit, problem.costs, fit.stage_memories(cut.ranges))
     return None

@@ -8,6 +8,7 @@ from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.planning import schedule_choice
 from suite.pipeline.planning.devices import Machine
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import with_even_stages
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.schedule_choice import search_schedule
@@ -68,6 +69,34 @@ def test_without_recomputes_tight_memory_has_another_order():
     plan, searched = chosen(costs, max(cell.peak_bytes for cell in own.cells), **asked)
     assert searched.recomputes[0] == 0
     assert searched.step_s < plan.step_s <= own.step_s
+
+
+def test_a_schedule_that_lets_more_tensors_wait_than_a_named_one_is_searched_again():
+    """On a stage of a V, wide tensors wait between its two cells; the first schedule found does not fit with them."""
+    numbers = [
+        (1, 100),
+        (1, 400),
+        (1, 100),
+        (1, 10),
+        (1, 100),
+        (2, 100),
+        (1, 400),
+        (1, 100),
+        (3, 10),
+        (1, 100),
+        (2, 10),
+    ]
+    wide = [layer(weight, split_s=0.0, boundary_bytes=size, gradient_bytes=size) for weight, size in numbers]
+    asked = PipelineSettings(schedule="auto", stages=3, micro_batches=8, remat="auto")
+    machine = Machine(memory_limit_bytes=UNCOUNTED_BYTES + 5_000, transport="nccl")
+    cuts = list(schedule_choice._cuts(asked, wide, 1.0, machine))
+    repeated = 0
+    for cut in cuts:
+        first = search(cut.problem, cut.starts, 0.1)
+        plan = schedule_choice._searched(cut, 0.1)
+        assert (first is None) == (plan is None)
+        repeated += plan is not None and plan.schedule != first
+    assert repeated
 
 
 def test_all_searches_of_a_plan_share_their_time(monkeypatch):
