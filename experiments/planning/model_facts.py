@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+import torch
+
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import CostModel, LayerCosts
 from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of, trainable
 from suite.pipeline.planning.communicators import P2P_BYTES, collective_bytes
+from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.settings import OptimizerSettings
 from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES
@@ -33,6 +36,8 @@ class ModelFacts:
     """Parameters that several layers share."""
     state_bytes: tuple[int, ...]
     """Of each layer, the optimizer's state that has not a value per parameter value: Adafactor's rows and columns."""
+    not_fp32: tuple[tuple[int, int], ...]
+    """Of each layer, the values of its trained parameters that are not fp32, and their bytes."""
 
 
 def model_facts(work: Measurable) -> ModelFacts:
@@ -48,7 +53,9 @@ def _model_facts(keyed: KeyedWork) -> ModelFacts:
     ties = {tie for layer in layers for tie in ties_of(layer).values()}
     shapes = [[tuple(parameter.shape) for parameter in trainable(layer)] for layer in layers]
     state_bytes = tuple(sum(_state_bytes(shape, keyed.work.optimizer) for shape in of_layer) for of_layer in shapes)
-    return ModelFacts(count_parameters(layers), len(ties), state_bytes)
+    others = [[each for each in trainable(layer) if each.dtype != torch.float32] for layer in layers]
+    not_fp32 = tuple((sum(each.numel() for each in own), sum(each.nbytes for each in own)) for own in others)
+    return ModelFacts(count_parameters(layers), len(ties), state_bytes, not_fp32)
 
 
 def _state_bytes(shape: tuple[int, ...], optimizer: OptimizerSettings) -> int:
@@ -59,16 +66,20 @@ def _state_bytes(shape: tuple[int, ...], optimizer: OptimizerSettings) -> int:
 def costs_of_run(cost_model: CostModel, work: Measurable, cluster: Cluster) -> LayerCosts:
     """Returns the costs with the optimizer's state that ``bytes_per_parameter`` does not count, with room for the
     batches in which Adafactor updates small parameters of a stage (those of a layer by itself may be smaller), and on a
-    GPU with the bytes that communication takes."""
+    GPU with the bytes that communication takes.
+
+    A parameter that is not fp32 has a gradient and a state of its own type, and no ZeRO.
+    """
     layer_costs, facts = cost_model(work, cluster), model_facts(work)
+    whole, counted = (bytes_per_parameter(work.optimizer, count) for count in (1, work.pipeline.replicas))
     batches = BATCH_COPIES * min(BATCH_BYTES, 4 * facts.parameters) if work.optimizer.name == "adafactor" else 0
     costs = tuple(
         replace(
             cost,
-            state_bytes=size,
+            state_bytes=size + math.ceil(whole * other_bytes / 4 - counted * others),
             update_peak_bytes=max(cost.update_peak_bytes, batches if cost.parameters > cost.frozen else 0),
         )
-        for cost, size in zip(layer_costs.costs, facts.state_bytes, strict=True)
+        for cost, size, (others, other_bytes) in zip(layer_costs.costs, facts.state_bytes, facts.not_fp32, strict=True)
     )
     machine, pipeline = layer_costs.machine, work.pipeline
     if cluster.kind == "gpu" and cluster.transport == "nccl":

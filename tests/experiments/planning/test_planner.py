@@ -19,6 +19,7 @@ from experiments.planning.plan_report import LayerCosts
 from experiments.planning.planner import least_memory, plan_workload
 from experiments.planning.single_plan import estimated_costs, numbers_of_micro_batches, row_errors, try_plan
 from experiments.registry import find, resolve
+from suite import TrainSpec
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.communicators import COLLECTIVE_BYTES, P2P_BYTES
@@ -94,6 +95,22 @@ def test_adafactors_rows_and_columns_are_counted_as_they_are_allocated() -> None
     assert all(0 < size < 4 * cost.parameters for size, cost in zip(expected, planned.layer_costs.costs, strict=True))
     adamw = try_plan(translation("pipeline.stages=1"), LAPTOP, estimated_costs)
     assert {cost.state_bytes for cost in adamw.layer_costs.costs} == {0}
+
+
+def doubles() -> TrainSpec:
+    x = torch.randn(8, 6, dtype=torch.float64)
+    layers = [nn.Linear(6, 40, dtype=torch.float64), nn.Linear(40, 6, dtype=torch.float64)]
+    return TrainSpec(layers=layers, loss=nn.MSELoss(), train=list(zip(x, x, strict=True)), batch_size=8)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_parameters_in_fp64_are_counted_with_gradients_and_moments_in_fp64(replicas: int) -> None:
+    settings = f"pipeline.stages=1 pipeline.replicas={replicas} pipeline.micro_batches=1"
+    work = find(f"{__file__}:doubles").with_settings(settings)
+    assert work.optimizer.name == "adamw"
+    each = bytes_per_parameter(work.optimizer, replicas)
+    for cost in try_plan(work, LAPTOP, estimated_costs).layer_costs.costs:
+        assert cost.state_bytes + each * cost.parameters == (8 + 8 + 8 + 8) * cost.parameters
 
 
 def test_a_plan_has_room_for_the_batches_of_adafactor() -> None:
