@@ -8,12 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.base.hints import command, option
-from experiments.benchmark.cases import CASES, FEED
-from experiments.custom_sweeps import find_sweep, installed_sweeps
-from experiments.registry import experiments
-from experiments.sweeps.registry import SWEEPS
 from suite.errors import SuiteError
-from suite.pipeline.model.layers import count_parameters
 
 TABLES = {
     "1": "the largest models that fit into the memory of K devices",
@@ -36,6 +31,8 @@ def tables() -> Table:
 
 
 def benchmarks() -> Table:
+    from experiments.benchmark.cases import CASES, FEED
+
     title = f"benchmarks: {command('bench', NAME='...')} (docs/benchmark.md)"
     rows = Table(option("NAME"), "cases", "rounds", title=title, title_justify="left")
     for name, cases in CASES.items():
@@ -45,6 +42,9 @@ def benchmarks() -> Table:
 
 
 def sweeps() -> Table:
+    from experiments.custom_sweeps import find_sweep, installed_sweeps
+    from experiments.sweeps.registry import SWEEPS
+
     title = f"sweeps: {command('sweep', NAME='...')} (docs/sweeps.md)"
     rows = Table(option("NAME"), option("SCALE"), title=title, title_justify="left")
     for name in (*SWEEPS, *installed_sweeps()):
@@ -57,6 +57,9 @@ def sweeps() -> Table:
 
 def experiments_table() -> Table:
     """Returns one row per experiment; the descriptions are in the caption, so that the rows fit 80 columns."""
+    from experiments.registry import experiments
+    from suite.pipeline.model.layers import count_parameters
+
     title = "experiments (with the paper's sizes, where it has them)"
     rows = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("name", "layers", "parameters", "K", "R", "M", "batch"):

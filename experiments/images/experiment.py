@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
+from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from experiments.base.workload import cost_key
-from experiments.images.source import ImageSource
 from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
-from suite.data.images.prepare import folder_of_images, prepare_images
-from suite.data.images.sets import check_source
 from suite.log import Log
+from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.microbatch import sizes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
@@ -70,7 +69,7 @@ class ImageExperiment(Experiment):
         return self.images.source
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        with torch.device("meta"):
+        with meta_device():
             return layers(self.model), ClassificationLoss(self.model.label_smoothing)
 
     @property
@@ -98,15 +97,23 @@ class ImageExperiment(Experiment):
         return cost_key(self, self.model)
 
     def check_data(self) -> None:
+        from suite.data.images.sets import check_source
+
         check_source(self.data)
 
     def data_folder(self, cache: Path) -> Path:
+        from suite.data.images.prepare import folder_of_images
+
         return folder_of_images(self.images, cache)
 
     def prepare_data(self, cache: Path, log: Log) -> str:
+        from suite.data.images.prepare import prepare_images
+
         return prepare_images(self.images, self.model.channels, self.model.classes, cache, log).info.source
 
-    def data_source(self, data: Path, coord: RankCoord) -> ImageSource:
+    def data_source(self, data: Path, coord: RankCoord) -> DataSource:
+        from experiments.images.source import ImageSource
+
         return ImageSource(data, coord, self.images, self.train, self.pipeline)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:

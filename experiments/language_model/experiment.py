@@ -6,17 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
+from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from experiments.base.text_experiment import TextExperiment
-from experiments.language_model.source import DocumentSource
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
-from suite.data.documents.prepare import check_documents, folder_of_documents, prepare_documents
 from suite.log import Log
+from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import DocumentSettings, DocumentTrainSettings, OptimizerSettings
@@ -41,7 +40,7 @@ class LanguageModelExperiment(TextExperiment):
         return self.train.batch_sequences * self.text.length
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        with torch.device("meta"):
+        with meta_device():
             return layers(self.model), TranslationLoss(label_smoothing=0.0)
 
     @property
@@ -55,15 +54,23 @@ class LanguageModelExperiment(TextExperiment):
         return Sample(micro_batch, micro_batch)
 
     def check_data(self) -> None:
+        from suite.data.documents.prepare import check_documents
+
         check_documents(self.data)
 
     def data_folder(self, cache: Path) -> Path:
+        from suite.data.documents.prepare import folder_of_documents
+
         return folder_of_documents(self.text, cache)
 
     def prepare_data(self, cache: Path, log: Log) -> str:
+        from suite.data.documents.prepare import prepare_documents
+
         return prepare_documents(self.text, cache, log).corpus
 
-    def data_source(self, data: Path, coord: RankCoord) -> DocumentSource:
+    def data_source(self, data: Path, coord: RankCoord) -> DataSource:
+        from experiments.language_model.source import DocumentSource
+
         return DocumentSource(data, coord, self.text, self.train, self.pipeline)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:

@@ -5,21 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
+from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from experiments.base.text_experiment import TextExperiment
-from experiments.translation.sample import from_text, validation_pairs
 from experiments.translation.scales import LAPTOP, SLICE, shrunk_by
-from experiments.translation.source import TextSource
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
-from suite.data.text.prepare import check_corpus, folder_of, prepare
-from suite.data.text.subset import train_counts
-from suite.data.text.text import TextData
 from suite.log import Log
+from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import TextSettings, TrainSettings
@@ -39,7 +35,7 @@ class TranslationExperiment(TextExperiment):
         return self.train.batch_tokens
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        with torch.device("meta"):
+        with meta_device():
             return layers(self.model), TranslationLoss(self.model.label_smoothing)
 
     @property
@@ -55,6 +51,8 @@ class TranslationExperiment(TextExperiment):
     def sample(self) -> Sample:
         """Real text if that is prepared, otherwise sentences of full length, which need the most bytes per token."""
         if self._prepared is not None:
+            from experiments.translation.sample import from_text
+
             return from_text(self, self._prepared)
         ids = self.full_rows(self.text.max_length)
         micro_batch = MicroBatch((ids, ids), (ids,))
@@ -63,6 +61,10 @@ class TranslationExperiment(TextExperiment):
     def data_errors(self) -> list[str]:
         if self._prepared is None:
             return []
+        from experiments.translation.sample import validation_pairs
+        from suite.data.text.subset import train_counts
+        from suite.data.text.text import TextData
+
         languages = self.text.languages
         train_counts(TextData(self._prepared), self.text)
         if validation_pairs(self._prepared, languages):
@@ -78,15 +80,23 @@ class TranslationExperiment(TextExperiment):
         return f"micro-batches of rows of {self.text.max_length} tokens"
 
     def check_data(self) -> None:
+        from suite.data.text.prepare import check_corpus
+
         check_corpus(self.data)
 
     def data_folder(self, cache: Path) -> Path:
+        from suite.data.text.prepare import folder_of
+
         return folder_of(self.text, cache)
 
     def prepare_data(self, cache: Path, log: Log) -> str:
+        from suite.data.text.prepare import prepare
+
         return prepare(self.text, cache, log).corpus
 
-    def data_source(self, data: Path, coord: RankCoord) -> TextSource:
+    def data_source(self, data: Path, coord: RankCoord) -> DataSource:
+        from experiments.translation.source import TextSource
+
         return TextSource(data, coord, self.text, self.train, self.pipeline)
 
     def at_laptop_scale(self, cluster: Cluster) -> Experiment:

@@ -37,6 +37,9 @@ PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer"]
 """Imported by DeepSpeed's engine, with PyTorch's compiler: over two seconds in each worker. Preloaded only without a
 GPU: a process that has initialized CUDA must not be forked, and the compiler may do so."""
 
+DATA_LIBRARIES = ["datasets", "transformers"]
+"""Read prepared data. Preloaded where the driver has imported them too, and for workers whose driver is elsewhere."""
+
 ROOT_CAUSE_DELAY_S = 5.0
 """Seconds to wait for the root cause once a worker has reported a lost neighbour."""
 
@@ -114,7 +117,14 @@ def run_worker_alone(
     of earlier attempts are not found."""
     worker = rank, address, prefix, attempt, device, node
     try:
-        run_processes(_run_worker_at, 1, *worker, deadline_s=math.inf, should_stop=should_stop, preload=preload)
+        run_processes(
+            _run_worker_at,
+            1,
+            *worker,
+            deadline_s=math.inf,
+            should_stop=should_stop,
+            preload=[*preload, *DATA_LIBRARIES],
+        )
     except WorkerDiedError as error:
         return WorkerDiedError(rank, error.how)
     except ForkserverError as error:
@@ -145,7 +155,8 @@ def modules_to_preload() -> list[str]:
 
     has_gpu = torch.cuda.is_available()
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if has_gpu else "cpu")
-    return PRELOAD if has_gpu else [*PRELOAD, *PRELOAD_LATE]
+    late = [] if has_gpu else PRELOAD_LATE
+    return [*PRELOAD, *late, *(name for name in DATA_LIBRARIES if name in sys.modules)]
 
 
 def _start_resource_tracker() -> None:

@@ -167,7 +167,7 @@ SMALLEST = {name: experiments()[name] for name in ("t12_400m", "romance_strings"
 )
 def test_without_a_name_the_choices_are_listed(command, names, monkeypatch):
     monkeypatch.setattr(cli.console, "width", 200)
-    monkeypatch.setattr("launch.catalog.experiments", lambda: SMALLEST)  # those of many layers take long to be built
+    monkeypatch.setattr("experiments.registry.experiments", lambda: SMALLEST)  # others take long to build
     printed = gpipe_here(".", command)
     for name in names:
         assert name in printed
@@ -243,8 +243,20 @@ def test_completion_has_all_experiments():
     assert sorted(cli.experiment_names()) == sorted(experiments())
 
 
-def test_help_needs_neither_torch_nor_ray():
-    assert printed_lines("--help", forbidden=("torch", "ray", "deepspeed"))
+LIBRARIES = ("ray", "deepspeed", "datasets", "transformers", "torch._dynamo")
+
+
+@pytest.mark.parametrize(
+    ("command", "forbidden"),
+    [
+        ("--help", ("torch", *LIBRARIES)),
+        ("table", ("torch", *LIBRARIES)),
+        ("runs", LIBRARIES),
+        ("list", LIBRARIES),
+    ],
+)
+def test_a_command_imports_no_library_that_it_does_not_need(command, forbidden):
+    assert printed_lines(command, forbidden=forbidden)
 
 
 def test_a_file_without_read_permission_is_not_a_defect_of_the_suite(monkeypatch):

@@ -28,10 +28,13 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from suite.errors import SettingError
 from suite.pipeline.model.rng import seeded
@@ -136,6 +139,28 @@ def check_frozen(layers: Sequence[nn.Module]) -> None:
                 f"{len(trainable)} layers share the parameter {tie!r}, and it is frozen in some of them alone "
                 f"({frozen}); freeze it in all or in none"
             )
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """A context in which layers are built without values; ``materialize`` gives a stage's layers theirs."""
+    with torch.device("meta"), _NoInitialValues():
+        yield
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Skips what would initialise a tensor on the meta device. torch runs it as a decomposition, which takes most of
+    the time to build a layer, and for ``normal_`` imports torch's compiler, which takes a second."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init" or function in (Tensor.normal_, Tensor.uniform_):
+            tensor = args[0] if args else kwargs["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return function(*args, **kwargs)
 
 
 def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
