@@ -30,6 +30,7 @@ from experiments.huggingface.model_folder import (
     weights_file,
 )
 from suite.errors import SettingError
+from suite.pipeline.model.layers import meta_device
 
 SUPPORTED = ("gpt2", "llama")
 
@@ -189,7 +190,7 @@ def _bare_model(file: Path, weights: Path, tensors: int) -> tuple[PreTrainedConf
 
 
 def _build(config: PreTrainedConfig) -> Any:
-    with torch.device("meta"):
+    with meta_device():
         return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
         )

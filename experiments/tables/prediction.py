@@ -17,6 +17,7 @@ from models import resnet, transformer
 from models.language_model import LanguageModelShape
 from models.loss import ClassificationLoss, TranslationLoss
 from models.transformer import TransformerShape
+from suite.pipeline.model.layers import meta_device
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import PipelineSettings
 
@@ -32,7 +33,7 @@ class EncoderDecoder(SingleThreadWorkload):
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         shape = TransformerShape(layers=4, width=256, feed_forward=1024, heads=4, vocabulary=4000)
-        with torch.device("meta"):
+        with meta_device():
             return transformer.layers(shape), TranslationLoss(0.1)
 
     def sample(self) -> Sample:
@@ -49,7 +50,7 @@ class Convolutional(SingleThreadWorkload):
     pipeline = PIPELINE
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        with torch.device("meta"):
+        with meta_device():
             return resnet.layers(width=48, blocks=3, classes=10), ClassificationLoss(0.0)
 
     def sample(self) -> Sample:

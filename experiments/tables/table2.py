@@ -27,6 +27,7 @@ from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, relative_spread
 from experiments.tables.sleeping import SquareError, SyntheticLayer
 from models.language_model import LanguageModelShape
+from suite.pipeline.model.layers import meta_device
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, Machine
 from suite.pipeline.planning.plan import make_plan
@@ -62,7 +63,7 @@ class SleepingWork(SingleThreadWorkload):
         return PipelineSettings(stages=len(self.seconds), micro_batches=self.micro_batches)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        with torch.device("meta"):
+        with meta_device():
             layers = [SyntheticLayer(forward, backward / 2, backward / 2) for forward, backward in self.seconds]
         return list[nn.Module](layers), SquareError()
 

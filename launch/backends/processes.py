@@ -115,16 +115,9 @@ def run_worker_alone(
     """Runs the worker of a rank whose job has others elsewhere in a fresh process, without a deadline; returns how it
     failed. The workers meet in the store at ``address``, "host port", with keys of their attempt's own ``prefix``: keys
     of earlier attempts are not found."""
-    worker = rank, address, prefix, attempt, device, node
+    worker, preload = (rank, address, prefix, attempt, device, node), [*preload, *DATA_LIBRARIES]
     try:
-        run_processes(
-            _run_worker_at,
-            1,
-            *worker,
-            deadline_s=math.inf,
-            should_stop=should_stop,
-            preload=[*preload, *DATA_LIBRARIES],
-        )
+        run_processes(_run_worker_at, 1, *worker, deadline_s=math.inf, should_stop=should_stop, preload=preload)
     except WorkerDiedError as error:
         return WorkerDiedError(rank, error.how)
     except ForkserverError as error:

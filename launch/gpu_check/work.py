@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from models.loss import TranslationLoss
 from models.shape import PADDING, TransformerShape
 from models.transformer import layers
+from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.microbatch import MiniBatch, split
 
 ROWS, TIME, MICRO_BATCHES = 8, 16, 4
@@ -43,7 +44,7 @@ SMALL = Sizes(
 
 def model(shape: TransformerShape, dtype: torch.dtype) -> tuple[list[nn.Module], nn.Module]:
     """Returns the layers on the meta device, and the loss."""
-    with torch.device("meta"):
+    with meta_device():
         return [layer.to(dtype) for layer in layers(shape)], TranslationLoss(shape.label_smoothing)
 
 

@@ -15,7 +15,7 @@ from models.language_model import Block, LanguageModelShape
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape
 from models.transformer import layers as transformer_layers
-from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.layers import Tensors, meta_device
 from suite.pipeline.model.microbatch import MiniBatch, split
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import PipelineSettings
@@ -102,7 +102,7 @@ class SyntheticWork(BenchWorkload):
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         times, parameters = (self.forward_s / PARTS,) * 3, self.parameters // PARTS
-        with torch.device("meta"):
+        with meta_device():
             return [SyntheticLayer(*times, parameters) for _ in range(PARTS * self.stages)], SquareError()
 
     def full_batch(self) -> tuple[Tensors, Tensor]:
@@ -117,7 +117,7 @@ class OverheadWork(BenchWorkload):
     shape: tuple[int, ...] = (1, 1)
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        with torch.device("meta"):
+        with meta_device():
             return [nn.Linear(1, 1, bias=False) for _ in range(PARTS * self.stages)], SquareError()
 
 
@@ -131,7 +131,7 @@ class LanguageModelWork(BenchWorkload):
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         _, time, width = self.shape
         shape = LanguageModelShape(8, width, 4 * width, heads=8, vocabulary=2, time=time)
-        with torch.device("meta"):
+        with meta_device():
             return [Block(shape) for _ in range(shape.layers)], SquareError()
 
 
@@ -149,7 +149,7 @@ class TranslationWork(BenchWorkload):
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """The model without ties, because not every peer sums the gradients of a matrix that two stages share."""
-        with torch.device("meta"):
+        with meta_device():
             layers = transformer_layers(self.model)
         for layer in layers:
             layer.tied = {}  # type: ignore[assignment]

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.backends.processes import PRELOAD, PRELOAD_LATE, modules_to_preload, run_processes
+from launch.backends.processes import DATA_LIBRARIES, PRELOAD, PRELOAD_LATE, modules_to_preload, run_processes
 from launch.backends.select import select_backend
 from suite.errors import ForkserverError, SettingError, WorkerError
 
@@ -63,6 +63,14 @@ def test_a_worker_starts_with_its_modules_already_imported():
     for modules, seconds in run_processes(begin, 2):
         assert {*names, "torch._dynamo"} <= modules
         assert seconds < imported / 2
+
+
+def test_a_worker_gets_the_data_libraries_of_its_driver(monkeypatch):
+    for name in DATA_LIBRARIES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    before = modules_to_preload()
+    monkeypatch.setitem(sys.modules, "datasets", sys)
+    assert modules_to_preload() == [*before, "datasets"]
 
 
 @pytest.mark.parametrize(

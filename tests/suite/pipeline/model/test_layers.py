@@ -1,10 +1,12 @@
 """What the pipeline reads off a layer list."""
 
+import pytest
 import torch
 from torch import nn
 
+from models import amoebanet
 from models.transformer import TransformerShape, layers
-from suite.pipeline.model.layers import count_parameters, materialize, structure_key
+from suite.pipeline.model.layers import count_parameters, materialize, meta_device, structure_key
 from tests.suite.pipeline.toy import Block, Middle, toy_layers
 
 
@@ -22,6 +24,34 @@ def test_making_layers_leaves_the_global_generator_alone():
     torch.manual_seed(1)
     materialize(toy_layers()[1], 9, torch.device("cpu"))
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: layers(TransformerShape(1, 8, 16, 1, 32)),
+        lambda: amoebanet.layers(amoebanet.AmoebaNetShape(3, 8, classes=4)),
+        lambda: [nn.Embedding(3, 4)],
+    ],
+)
+def test_layers_built_without_values_are_those_built_with_some(build):
+    with meta_device():
+        made = build()
+    with torch.device("meta"):
+        initialised = build()
+    assert [*map(structure_key, made)] == [*map(structure_key, initialised)]
+    for layer, other in zip(made, initialised, strict=True):
+        assert all(tensor.is_meta for tensor in layer.parameters())
+        state, expected = (materialize(one, 3, torch.device("cpu")).state_dict() for one in (layer, other))
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def test_what_is_built_beside_the_meta_device_has_initial_values():
+    with meta_device():
+        table = nn.Embedding(4, 5, device="cpu")
+        noise = torch.zeros(4, device="cpu").normal_()
+    assert table.weight.std() > 0.1
+    assert noise.std() > 0.1
 
 
 def test_layers_of_one_kind_share_a_structure_and_others_do_not():
