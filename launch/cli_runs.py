@@ -106,8 +106,9 @@ def diff(
     steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
     scale: ScaleOption = "auto",
 ) -> None:
-    """Find the first tensor by which two settings of an experiment differ, or two runs; or whether a run's last steps
-    still have the same bits. Exit code 1 if they differ by more than rounding, or in a bit."""
+    """Find the first tensor by which two settings of an experiment differ, its code here and elsewhere, or two runs; or
+    whether a run's last steps still have the same bits. Exit code 1 if they differ by more than rounding, or in a
+    bit."""
     from pathlib import Path
 
     from launch.diff.command import diff_checkouts, diff_runs, diff_settings

@@ -5,7 +5,7 @@ all tensors with those of plain PyTorch.
                   -- recomputed, split backwards      schedules
                   -- 2 replicas                       sums over replicas
                   -- other micro-batches              rows that depend on each other
-                  -- again                            if no pipeline gives its bits: does it, each time?
+                  -- again                            if no pipeline has its bits: is it repeatable?
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def diff_checkouts(training: ShortTraining, a: str, checkout: Path, console: Con
     if not (checkout / "launch/cli.py").is_file():
         raise SettingError(f"{checkout} is no checkout of the suite: it has no launch/cli.py")
     console.print(f"a: training {training.steps} steps of {training.name} with {a or 'its own settings'}")
-    run = training.train(training.resolved(a)[0])
+    chosen, note = training.resolved(a)
+    if note:
+        console.print(note)
+    run = training.train(chosen)
     console.print(f"b: training them with the code in {checkout}")
     return diff_runs([str(run.path), str(train_in(checkout, run).path)], console)
 

@@ -63,7 +63,7 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
     def try_layer(index: int, layer: nn.Module, inputs: Tensors) -> None:
         if index == len(layers) - 1 and getattr(layer, "score", None):
             return
-        key = structure_key(layer), *((tensor.shape, tensor.dtype) for tensor in inputs)
+        key = _key(layer), *((tensor.shape, tensor.dtype) for tensor in inputs)
         if key not in known:
             try:
                 known[key] = list(traits_of(layer, inputs, rows))
@@ -79,6 +79,13 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
         forward(layers, loss, batch, 0, chosen, 0, device, try_layer)
     dist.destroy_process_group()
     return found
+
+
+def _key(layer: nn.Module) -> Hashable:
+    """Returns a key that is equal for layers with the same traits: their structure says nothing of values in buffers
+    and of hooks."""
+    has_hooks = any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
+    return id(layer) if has_hooks or any(True for _ in layer.buffers()) else structure_key(layer)
 
 
 def traits_of(layer: nn.Module, inputs: Tensors, rows: int) -> Iterator[Trait]:

@@ -65,7 +65,8 @@ def check_fits(chosen: Experiment) -> None:
     machine, layers = this_machine(), chosen.build()[0]
     available = machine.bytes_per_device * (1 if machine.kind == "gpu" else machine.devices)
     parameters = count_parameters(layers)
-    needed = parameters * bytes_per_parameter(chosen.optimizer, replicas=1)
+    words = sum(parameter.nbytes for *_, parameter in distinct_parameters(layers)) / 4
+    needed = words * bytes_per_parameter(chosen.optimizer, replicas=1)
     if needed > available:
         raise PlacementError(
             f"plain PyTorch trains in one process, where {parameters:,} parameters with gradients and optimizer take "

@@ -83,8 +83,8 @@ def train_in(checkout: Path, run: RunFolder) -> RunFolder:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     ended = subprocess.run([*command, again.path], env=environment, capture_output=True, text=True)
     if ended.returncode:
-        last = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1]
-        raise SettingError(f"the code in {checkout} cannot train {again.path}: {last}")
+        said = (ended.stderr.strip() or ended.stdout.strip()).splitlines() or [f"exit code {ended.returncode}"]
+        raise SettingError(f"the code in {checkout} cannot train {again.path}: {said[-1]}")
     return again
 
 

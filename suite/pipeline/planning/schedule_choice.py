@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
@@ -25,6 +26,7 @@ from suite.pipeline.planning.plan import (
     try_schedule,
 )
 from suite.pipeline.planning.search import search
+from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import rows_of
@@ -34,7 +36,7 @@ SEARCH_S = 10.0
 """The time of all searches of a plan, in the seconds of ``search``, but for repeated ones."""
 
 MOST_SEARCHES = 4
-"""Of one cut, as long as what is found needs too much memory."""
+"""The most of one cut, as long as what is found needs too much memory."""
 
 LEAST_GAIN = 0.001
 """The share of a step that a search must be able to save: a cut whose lower bound promises less is not searched."""
@@ -121,10 +123,10 @@ def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[Pi
 def _searched(cut: _Cut, seconds: float, seed: int = 0) -> Plan | None:
     """Returns the plan that search finds for a cut of the layers, if any.
 
-    How many tensors wait between two cells of a stage is known only for a whole schedule, at first for a named one.
-    Where what is found lets more of them wait, and needs too much memory for that, it is searched again with so many.
+    How many tensors wait between two cells of a stage is known only for a whole schedule, at first for a named one. If
+    the schedule found needs too much memory because more of them wait, the search is repeated with that number.
     """
-    problem = cut.problem
+    problem, memory = cut.problem, cut.problem.stage_memory
     for _ in range(MOST_SEARCHES):
         schedule = search(problem, cut.starts, seconds, seed)
         if schedule is None:
@@ -133,8 +135,18 @@ def _searched(cut: _Cut, seconds: float, seed: int = 0) -> Plan | None:
         searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
         without_recomputes = searched.model_copy(update={"remat": "never"})
         fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_param, cut.fit.machine)
-        found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
+        try:
+            found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
+        except PlanError:  # a circle of waits on NCCL that search, which knows pairs of cells from costs, did not see
+            break
         if all(cell.peak_bytes <= problem.limit_bytes for cell in found.cells):
             return found
-        problem = scheduling_problem(cut.fit, problem.costs, fit.stage_memories(cut.ranges))
+        pairs = zip(memory, fit.stage_memories(cut.ranges), strict=True)
+        memory = [list(map(_larger, *stage)) for stage in pairs]
+        problem = scheduling_problem(cut.fit, problem.costs, memory)
     return None
+
+
+def _larger(one: CellMemory, other: CellMemory) -> CellMemory:
+    """Returns the memory of a cell with more tensors that wait; nothing else differs."""
+    return max(one, other, key=lambda memory: memory.far_message_bytes)

@@ -97,20 +97,33 @@ def test_adafactors_rows_and_columns_are_counted_as_they_are_allocated() -> None
     assert {cost.state_bytes for cost in adamw.layer_costs.costs} == {0}
 
 
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(40, 6, dtype=torch.float64), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.narrow(self.wide(x).float()).double()
+
+
 def doubles() -> TrainSpec:
     x = torch.randn(8, 6, dtype=torch.float64)
-    layers = [nn.Linear(6, 40, dtype=torch.float64), nn.Linear(40, 6, dtype=torch.float64)]
+    frozen = nn.Linear(40, 40, dtype=torch.float64).requires_grad_(False)
+    layers = [nn.Linear(6, 40, dtype=torch.float64), frozen, Mixed()]
     return TrainSpec(layers=layers, loss=nn.MSELoss(), train=list(zip(x, x, strict=True)), batch_size=8)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, 4])
 def test_parameters_in_fp64_are_counted_with_gradients_and_moments_in_fp64(replicas: int) -> None:
+    """Weight, gradient and two moments, none of them sharded; a frozen one is a weight alone."""
     settings = f"pipeline.stages=1 pipeline.replicas={replicas} pipeline.micro_batches=1"
     work = find(f"{__file__}:doubles").with_settings(settings)
     assert work.optimizer.name == "adamw"
     each = bytes_per_parameter(work.optimizer, replicas)
-    for cost in try_plan(work, LAPTOP, estimated_costs).layer_costs.costs:
-        assert cost.state_bytes + each * cost.parameters == (8 + 8 + 8 + 8) * cost.parameters
+    first, frozen, mixed = try_plan(work, LAPTOP, estimated_costs).layer_costs.costs
+    assert first.state_bytes + each * first.parameters == 4 * 8 * (6 * 40 + 40)
+    assert frozen.state_bytes + 4 * frozen.frozen == 8 * (40 * 40 + 40)
+    assert mixed.state_bytes + each * mixed.parameters == 4 * 8 * (40 * 6 + 6) + 4 * 4 * (6 * 6 + 6)
 
 
 def test_a_plan_has_room_for_the_batches_of_adafactor() -> None:

@@ -64,7 +64,8 @@ def trained(folder, but=None):
 
 def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worker(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
-    gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local")
+    out = gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local")
+    assert "whether it trains as in plain PyTorch: gpipe check own.py:small\n" in out
     spawned, expected = trained(tmp_path)
     killed = json.dumps([{"fault": "kill", "stage": 1, "step": 3}])
     code, shown = torchrun(tmp_path, "experiment", "own.py:small", GPIPE_FAULTS=killed)
