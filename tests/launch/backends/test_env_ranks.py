@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from torch.distributed import TCPStore
 
+from experiments.base.hints import command
 from experiments.registry import find
 from launch.backends import env_ranks
 from launch.backends.env_ranks import EnvBackend, RankLauncher, Ranks
@@ -65,7 +66,7 @@ def trained(folder, but=None):
 def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worker(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     out = gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local")
-    assert "whether it trains as in plain PyTorch: gpipe check own.py:small\n" in out
+    assert f"whether it trains as in plain PyTorch: {command('check', NAME='own.py:small')}\n" in out
     spawned, expected = trained(tmp_path)
     killed = json.dumps([{"fault": "kill", "stage": 1, "step": 3}])
     code, shown = torchrun(tmp_path, "experiment", "own.py:small", GPIPE_FAULTS=killed)
