@@ -25,7 +25,7 @@ BUDGETS = {
     "launch/supervision": 676,
     "launch/sweeps": 1056,
     "launch/tracking": 674,
-    "launch/train": 662,
+    "launch/train": 661,
     "launch/watching": 1274,
     "launch/worker": 1938,
     "experiments": 220,

@@ -57,8 +57,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     if any_shape or chosen.pipeline.micro_batches == AUTO:
         planned = replace(planned, experiment=planned.experiment.with_changes_from(find(name)))
     if chosen.task == "custom":
-        own = {"SET": given} if given else {}
-        console.print(f"whether it trains as in plain PyTorch: {command('check', NAME=name, **own)}")
+        console.print(f"whether it trains as in plain PyTorch: {command('check', NAME=name)}")
     run = new_run(chosen.name)
     session.train(run, planned)
     return run
