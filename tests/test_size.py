@@ -47,9 +47,9 @@ BUDGETS = {
     "suite/decoding": 480,
     "suite/evaluation": 452,
     "suite/pipeline/model": 946,
-    "suite/pipeline/planning": 3904,
+    "suite/pipeline/planning": 3968,
     "suite/pipeline/runtime": 2735,
-    "suite/pipeline/schedule": 1588,
+    "suite/pipeline/schedule": 1654,
     "suite/training": 3934,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""

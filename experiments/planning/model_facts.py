@@ -12,7 +12,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import CostModel, LayerCosts
 from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of, trainable
-from suite.pipeline.planning.communicators import P2P_BYTES, collective_bytes
+from suite.pipeline.planning.devices import P2P_BYTES, collective_bytes
 from suite.pipeline.planning.memory import FROZEN_BYTES, bytes_per_parameter
 from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.settings import OptimizerSettings

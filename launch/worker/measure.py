@@ -86,7 +86,7 @@ def measure_layers(
 def _process_bytes(device: torch.device, anonymous_bytes: int) -> int:
     """Returns the memory of this process besides its tensors: on its GPU, or on the host if it has none. On a GPU that
     includes the workspaces of libraries such as cuBLAS, the only tensors left here; there is no NCCL communicator yet,
-    which a plan adds (``suite.pipeline.planning.communicators``).
+    which a plan adds (``suite.pipeline.planning.devices``).
 
     On the host these are ``anonymous_bytes``, counted before there were tensors, and the pages of files: those of the
     libraries' code become resident only when it runs.

@@ -14,6 +14,8 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,7 +23,8 @@ import torch
 
 from suite.device import is_host, synchronize
 from suite.errors import SettingError
-from suite.pipeline.model.topology import TransportName
+from suite.pipeline.model.cells import CellPlacement
+from suite.pipeline.model.topology import MAX_CTAS, CellPair, TransportName
 from suite.pipeline.planning.simulate import Link, Links
 
 GIB = 2**30
@@ -77,7 +80,7 @@ class Machine:
     reduce_bytes_per_s: float = float("inf")
     """Of the reduction of gradients over replicas, and of ZeRO-1's gather of weights."""
     p2p_bytes: int = 0
-    """Of each point-to-point communicator (``suite.pipeline.planning.communicators``)."""
+    """Of each point-to-point communicator (``p2p_communicators``)."""
     cores: int | None = None
     """How many workers compute at once, where several share a device; None: all."""
     reserve: int = 0
@@ -232,3 +235,29 @@ def _seconds(work: object, device: torch.device, rounds: int = 5) -> float:
         synchronize(device)
         times.append(time.perf_counter() - begin)
     return sorted(times)[rounds // 2]
+
+
+P2P_CHANNEL_BYTES = 20 << 20
+"""Bytes that NCCL takes beside torch's allocator when a communicator is first used; a cost measurement has none yet.
+Its log on H100s shows buffers of 10 MiB and 2 MiB a channel and peer (github.com/NVIDIA/nccl/issues/1685). A
+communicator also shares 8 MiB a channel among its peers on the network: 512 MiB for 64 channels (issue 2363)."""
+
+P2P_BYTES = MAX_CTAS * P2P_CHANNEL_BYTES
+"""Of a point-to-point communicator: each thread block has a channel."""
+
+COLLECTIVE_BYTES = 688 * 10**6
+"""Of a communicator for collectives, which has all channels: reported for 3 and 4 A100s with NVLink, and 544 MB for two
+(github.com/NVIDIA/nccl/issues/964). We assume it for other GPUs and for any number of nodes."""
+
+
+def p2p_communicators(pairs: Sequence[CellPair], placement: CellPlacement) -> list[int]:
+    """Returns how many point-to-point communicators each stage has: for each of its pairs of cells one for activations
+    and one for gradients."""
+    ends = Counter(placement.stage_of(cell) for pair in pairs for cell in pair)
+    return [2 * ends[stage] for stage in range(placement.stages)]
+
+
+def collective_bytes(stages: int, replicas: int, tied: int) -> int:
+    """Returns the bytes of a worker's communicators for collectives, for a number of ``tied`` parameters."""
+    groups = (stages * replicas > 1) + (replicas > 1) + (tied if stages > 1 else 0)
+    return groups * COLLECTIVE_BYTES

@@ -14,9 +14,8 @@ from functools import cache
 
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.model.topology import CellPair
-from suite.pipeline.planning.communicators import p2p_communicators
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.devices import GIB, Machine, p2p_communicators
 from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, MemoryModel
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
@@ -89,8 +88,8 @@ class MemoryFit:
         model = self.memory_model if with_waiting else self.memory_model.without_waiting()
         memory = [model.in_partition(ranges, at) for at in range(len(ranges))]
         if self.machine.cores is not None:
-            waiting = model.in_flight.micro_batches - model.in_flight.inputs
-            memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + waiting * memory[0].input_bytes)
+            inputs = model.in_flight.micro_batches * memory[0].input_bytes
+            memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + inputs, input_bytes=0)
         once, memories = self.machine.process_bytes + UNCOUNTED_BYTES, []
         for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
             first, *others = self.placement.on_stage(stage, memory)

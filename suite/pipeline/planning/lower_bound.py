@@ -29,14 +29,14 @@ def lower_bound_s(problem: SchedulingProblem) -> float:
     """Returns a lower bound in seconds of ``simulate`` without the update, over all lists of actions that ``validate``
     accepts on this placement, in any order of micro-batches, with any recomputes, ``B`` or ``I`` and ``W``, whose
     ``stage_memory.peak_bytes`` are at most ``limit_bytes`` on every stage."""
-    times = _LeastTimes(problem)
+    times = LeastTimes(problem)
     return max(
         max(_preemptive_s(times.actions(own)), _memory_bound_s(problem, times, own, memory))
         for own, memory in zip(problem.own, problem.stage_memory, strict=True)
     )
 
 
-class _LeastTimes:
+class LeastTimes:
     """The least seconds before each cell's actions (head) and after them (tail), by number: i is the i-th to come, or
     from the end the i-th last, whichever micro-batch it is."""
 
@@ -119,7 +119,7 @@ def _preemptive_s(actions: Sequence[tuple[float, float, float]]) -> float:
 
 
 def _memory_bound_s(
-    problem: SchedulingProblem, times: _LeastTimes, own: Sequence[int], memory: Sequence[CellMemory]
+    problem: SchedulingProblem, times: LeastTimes, own: Sequence[int], memory: Sequence[CellMemory]
 ) -> float:
     """Returns the least time in which a stage runs its actions and the recomputes that its memory forces."""
     count, first = problem.micro_batches, own[0]

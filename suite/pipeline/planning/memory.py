@@ -90,9 +90,9 @@ class MemoryModel:
         self._far_back = self._summed(self._max_far_gradients)
 
     def without_waiting(self) -> MemoryModel:
-        """Returns the model of a schedule in which nothing waits between two cells of a stage or before the first."""
-        model, nothing = copy(self), dict.fromkeys(self.in_flight.waiting, (0, 0))
-        model.in_flight = replace(self.in_flight, inputs=self._micro_batches, waiting=nothing)
+        """Returns the model of a schedule in which nothing waits between two cells of a stage."""
+        model = copy(self)
+        model.in_flight = replace(self.in_flight, waiting=dict.fromkeys(self.in_flight.waiting, (0, 0)))
         return model
 
     def in_partition(self, cells: Sequence[range], k: int) -> CellMemory:

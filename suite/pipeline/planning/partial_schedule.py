@@ -9,16 +9,21 @@ backward of its micro-batch. A message takes its own time only: links are never 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
+from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.model.topology import TransportName
+from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.planning.simulate import CellCost, Link, Links
 from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
+from suite.pipeline.schedule.validate import validate
+
+EXACT = 1 - 1e-9
+"""The share of a time below which another one is less, and not rounded otherwise."""
 
 
 class SchedulingProblem:
@@ -35,9 +40,11 @@ class SchedulingProblem:
         limit_bytes: int,
         transport: TransportName = "gloo",
         may_recompute: bool = True,
+        waiting: Mapping[CellPair, tuple[int, int]] | None = None,
     ) -> None:
         """``costs`` has the cells in the order of the model, ``memory`` those of each stage. A stage may need at most
-        ``limit_bytes`` (``stage_memory.peak_bytes``). Without ``may_recompute`` all graphs are kept."""
+        ``limit_bytes`` (``stage_memory.peak_bytes``). Without ``may_recompute`` all graphs are kept. ``waiting`` are
+        the most activations, and gradients, for which ``memory`` has room between two cells of one stage."""
         self.placement, self.micro_batches, self.costs, self.links = placement, micro_batches, costs, links
         self.stage_memory, self.limit_bytes = memory, limit_bytes
         self.transport, self.may_recompute = transport, may_recompute
@@ -52,6 +59,12 @@ class SchedulingProblem:
         ]
         """Whether a stage has room for all micro-batches at once."""
         self.seconds = {kind: [cost.seconds(kind.upper(), kind == "f") for cost in costs] for kind in "FfRIBW"}
+        kinds = "FfRBIW" if may_recompute else "FBIW"
+        self.moves = [
+            [(kind, at) for at in own for kind in kinds if costs[at].weight_grad_s or kind not in "IW"]
+            for own in self.own
+        ]
+        """Kinds and cells of the actions of each stage."""
         self.least_s = [cost.least_seconds for cost in costs]
         self.sources: dict[int, list[list[tuple[int, float, float]]]] = {
             1: [[] for _ in costs],
@@ -59,15 +72,23 @@ class SchedulingProblem:
         }
         """By direction, where a cell's messages come from, their seconds, and those after the stage is free in which
         they cannot leave."""
+        self.followers: dict[int, list[list[tuple[int, int]]]] = {1: [[] for _ in costs], -1: [[] for _ in costs]}
+        """By direction, the cells of its own stage to which a cell passes tensors, and how many may wait there."""
         self.receivers: dict[int, list[set[int]]] = {1: [set() for _ in costs], -1: [set() for _ in costs]}
         for source, cost in enumerate(costs[:-1]):
-            self._add(source, source + 1, cost.activation_bytes, costs[source + 1].gradient_bytes)
-            for far in cost.far_messages:
-                self._add(source, far.to, far.activation_bytes, far.gradient_bytes)
+            for to, *sizes in (
+                (source + 1, cost.activation_bytes, costs[source + 1].gradient_bytes),
+                *((far.to, far.activation_bytes, far.gradient_bytes) for far in cost.far_messages),
+            ):
+                self._add(source, to, sizes, (waiting or {}).get((source, to), (micro_batches,) * 2))
 
-    def _add(self, source: int, target: int, activation_bytes: int, gradient_bytes: int) -> None:
+    def _add(self, source: int, target: int, sizes: Sequence[int], waiting: Sequence[int]) -> None:
         link, crosses = self._link(source, target), self.placement.crosses(source, target)
-        for direction, begin, end, size in (1, source, target, activation_bytes), (-1, target, source, gradient_bytes):
+        for direction, begin, end, size, most in zip(
+            (1, -1), (source, target), (target, source), sizes, waiting, strict=True
+        ):
+            if not crosses:
+                self.followers[direction][begin].append((end, max(most, self.flow.recvs_ahead(direction))))
             waits_for_receive = crosses and not self.flow.recvs_ahead(direction)
             delay_s = link.latency_s if waits_for_receive else -float("inf")
             self.receivers[direction][begin].add(self.owner[end])
@@ -109,6 +130,9 @@ class _Cell:
     def state(self) -> tuple[object, ...]:
         """Returns all but times that matters for what may come next."""
         return self.forwards, self.backwards, self.graphs, self.dropped, len(self.deferred), self._in_flight
+
+    def is_done(self) -> bool:
+        return self.backwards == self._micro_batches and not self.deferred
 
     def needs_recompute(self) -> bool:
         """Whether the next backward does."""
@@ -187,16 +211,26 @@ class PartialSchedule:
         other.free, other.cells = list(self.free), list(self.cells)
         return other
 
+    def is_next(self, kind: str, at: int) -> bool:
+        """Whether a cell has an action of a kind to run next, once its messages are there."""
+        cell = self.cells[at]
+        if kind in "Ff":
+            return cell.forwards < self.problem.micro_batches
+        if kind == "W":
+            return bool(cell.deferred)
+        return cell.backwards < cell.forwards and cell.needs_recompute() == (kind == "R")
+
     def earliest_start(self, kind: str, at: int) -> float | None:
         """Returns when a cell's next action of a kind can start, None if what it needs has not been scheduled."""
         cell, start = self.cells[at], self.free[self.problem.owner[at]]
-        if kind in "RW":
-            return start if (cell.needs_recompute() if kind == "R" else cell.deferred) else None
-        direction, i, before = (1, cell.forwards, self.problem.micro_batches)
-        if kind in "IB":
-            direction, i, before = (-1, cell.backwards, 0 if cell.needs_recompute() else cell.forwards)
-        if i >= before:
+        if not self.is_next(kind, at):
             return None
+        if kind in "RW":
+            return start
+        direction, i = (1, cell.forwards) if kind in "Ff" else (-1, cell.backwards)
+        for follower, most in self.problem.followers[direction][at]:
+            if i - len(self.cells[follower].ends[direction]) >= most:
+                return None
         free = start
         for source, seconds, delay_s in self.problem.sources[direction][at]:
             ends = self.cells[source].ends[direction]
@@ -252,8 +286,27 @@ class PartialSchedule:
             schedule[self.problem.owner[at]].append(Action(kind.upper(), i, virtual_stage))
         return [actions[::-1] for actions in schedule]
 
+    def can_run(self) -> bool:
+        """Whether no message of a complete schedule waits forever for others."""
+        problem = self.problem
+        pairs = [(source, target) for target, sources in enumerate(problem.sources[1]) for source, *_ in sources]
+        owners = problem.placement.owners
+        try:
+            validate(self.schedule(), problem.micro_batches, True, problem.transport, pairs, owners)
+        except SettingError:
+            return False
+        return True
+
     def is_complete(self) -> bool:
-        return all(cell.backwards == self.problem.micro_batches and not cell.deferred for cell in self.cells)
+        return all(cell.is_done() for cell in self.cells)
+
+    def state(self) -> tuple[object, ...]:
+        """Returns all but times that matters for what may come next."""
+        return tuple(cell.state() for cell in self.cells)
+
+    def progress(self) -> int:
+        """Returns a number that any action raises, and that equal states share."""
+        return sum(3 * (cell.forwards + cell.backwards) - len(cell.dropped) - len(cell.deferred) for cell in self.cells)
 
     def times(self, clock: float) -> list[float]:
         """Returns all times that matter for what may come next, if nothing starts before the clock."""

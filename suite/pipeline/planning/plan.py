@@ -25,7 +25,8 @@ from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Schedule
-from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, ScheduleConfig, pipeline_errors
+from suite.pipeline.schedule.auto import candidates, least_candidates
+from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.csv_file import recomputes
 from suite.pipeline.schedule.timeline import Timeline
 from suite.settings import PipelineSettings, ScheduleName
@@ -127,15 +128,24 @@ def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_
     PlanError with every fault: costs, stages, ``layers_per_cell``, schedule, and each stage that does not fit its
     device.
     """
-    tried = _resolve_schedules(costs, pipeline)
-    outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in tried]
+
+    def outcomes_of(candidates: Sequence[PipelineSettings]) -> list[Plan | PlanError]:
+        return [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in candidates]
+
+    named, least = _resolve_schedules(costs, pipeline)
+    outcomes = outcomes_of(named)
+    alternatives = [*map(Alternative.of, named, outcomes)]
+    if not any(isinstance(outcome, Plan) for outcome in outcomes):
+        outcomes = [*outcomes_of(least), *outcomes]
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
     if not plans:
         raise next(outcome for outcome in outcomes if isinstance(outcome, PlanError))
     fastest = min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
     if pipeline.schedule != "auto":
         return fastest
-    return replace(fastest, alternatives=tuple(map(Alternative.of, tried, outcomes)))
+    if fastest.pipeline.schedule == "search":
+        alternatives.append(Alternative.of(fastest.pipeline, fastest))
+    return replace(fastest, alternatives=tuple(alternatives))
 
 
 def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> float:
@@ -160,7 +170,7 @@ def check_memory(
 ) -> None:
     """Raises PlanError where ``make_plan`` would; no step is simulated."""
     errors: list[PlanError] = []
-    for candidate in _resolve_schedules(costs, pipeline):
+    for candidate in _memory_candidates(costs, pipeline):
         try:
             MemoryFit(costs, candidate, bytes_per_param, machine).cells(machine.memory_limit_bytes)
             return
@@ -174,7 +184,7 @@ def least_limit(
 ) -> int | None:
     """Returns the least memory limit, a multiple of ``unit``, for which ``make_plan`` finds a plan, or None."""
     fits = []
-    for candidate in _resolve_schedules(costs, pipeline):
+    for candidate in _memory_candidates(costs, pipeline):
         with suppress(PlanError):
             fits.append(MemoryFit(costs, candidate, bytes_per_param, machine))
 
@@ -190,8 +200,20 @@ def least_limit(
     return limits[at] if at < len(limits) else None
 
 
-def _resolve_schedules(costs: Sequence[LayerCost], pipeline: PipelineSettings) -> list[PipelineSettings]:
-    """Returns the settings once for each schedule to try. Raises PlanError for contradictory settings."""
+def _memory_candidates(costs: Sequence[LayerCost], pipeline: PipelineSettings) -> Iterator[PipelineSettings]:
+    """Yields the settings with each schedule and each cut of the layers that a plan tries, the least memory first."""
+    named, least = _resolve_schedules(costs, pipeline)
+    for candidate in (*least, *named):
+        yield candidate
+        if candidate.remat == "auto":
+            yield candidate.model_copy(update={"remat": "never"})
+
+
+def _resolve_schedules(
+    costs: Sequence[LayerCost], pipeline: PipelineSettings
+) -> tuple[list[PipelineSettings], list[PipelineSettings]]:
+    """Returns the settings once for each schedule to try, and for those to try if none of them fits. Raises PlanError
+    for contradictory settings."""
     with as_plan_error():
         check_costs(costs)
     wrong = pipeline_errors(pipeline, len(costs))
@@ -199,28 +221,9 @@ def _resolve_schedules(costs: Sequence[LayerCost], pipeline: PipelineSettings) -
         raise PlanError(wrong)
     if recomputes(pipeline.schedule_rows or ()):
         pipeline = pipeline.model_copy(update={"remat": "never"})  # beyond what the rows recompute
-    return list(candidates(pipeline, len(costs))) if pipeline.schedule == "auto" else [pipeline]
-
-
-def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
-    """Yields the settings with each schedule that they allow, the simplest first."""
-    several = max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)
-    choices: tuple[tuple[ScheduleName, int], ...] = (
-        ("fill_drain", 1),
-        ("1f1b", 1),
-        ("zero_bubble", 1),
-        ("interleaved", several),
-        ("zero_bubble", several),
-        ("zbv", 2),
-        ("v_half", 2),
-        ("v_min", 2),
-    )
-    for name, virtual_stages in choices:
-        update = {"schedule": name, "schedule_rows": None, "virtual_stages": virtual_stages}
-        candidate = pipeline.model_copy(update=update)
-        by_hand = virtual_stages > 1 and pipeline.layers_per_cell is not None
-        if not by_hand and not pipeline_errors(candidate, layers):
-            yield candidate
+    if pipeline.schedule != "auto":
+        return [pipeline], []
+    return list(candidates(pipeline, len(costs))), list(least_candidates(pipeline, len(costs)))
 
 
 def try_schedule(
@@ -309,8 +312,8 @@ def scheduling_problem(
 ) -> SchedulingProblem:
     """Returns the problem of scheduling cells of these costs, and of this memory on each stage."""
     machine, count, may_recompute = fit.machine, fit.pipeline.micro_batches, fit.pipeline.remat != "never"
-    limit_bytes, transport = machine.memory_limit_bytes, machine.transport
-    return SchedulingProblem(fit.placement, count, costs, machine.link, memory, limit_bytes, transport, may_recompute)
+    given = fit.placement, count, costs, machine.link, memory, machine.memory_limit_bytes, machine.transport
+    return SchedulingProblem(*given, may_recompute, fit.memory_model.in_flight.waiting)
 
 
 def step_lower_bound_s(fit: MemoryFit, ranges: Sequence[range], costs: Sequence[CellCost]) -> float:

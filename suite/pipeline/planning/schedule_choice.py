@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit
@@ -19,24 +18,20 @@ from suite.pipeline.planning.plan import (
     Alternative,
     Plan,
     assemble,
-    candidates,
     cell_costs,
     scheduling_problem,
     step_lower_bound_s,
     try_schedule,
 )
 from suite.pipeline.planning.search import search
-from suite.pipeline.planning.stage_memory import CellMemory
 from suite.pipeline.schedule.action import Schedule
+from suite.pipeline.schedule.auto import SEARCHED_REMAT, candidates, least_candidates
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import rows_of
 from suite.settings import PipelineSettings
 
 SEARCH_S = 10.0
-"""The time of all searches of a plan, in the seconds of ``search``, but for repeated ones."""
-
-MOST_SEARCHES = 4
-"""The most of one cut, as long as what is found needs too much memory."""
+"""The time of all searches of a plan, in the seconds of ``search``."""
 
 LEAST_GAIN = 0.001
 """The share of a step that a search must be able to save: a cut whose lower bound promises less is not searched."""
@@ -61,7 +56,7 @@ def search_schedule(
     """Returns a plan of ``schedule=auto``, or a faster one whose schedule was found by search; any other plan as it is.
     The arguments are those of ``make_plan``.
     """
-    if pipeline.schedule != "auto" or pipeline.remat not in ("auto", "never") or pipeline.stages == 1:
+    if pipeline.schedule != "auto" or pipeline.remat not in SEARCHED_REMAT or pipeline.stages == 1:
         return plan
     enough_s = (1 - LEAST_GAIN) * plan.step_s
     cuts = [cut for cut in _cuts(pipeline, costs, bytes_per_param, machine) if cut.bound_s <= enough_s]
@@ -73,7 +68,8 @@ def search_schedule(
     best = min(best, _searched(cut, SEARCH_S / 2, seed=1) or best, key=lambda one: one.step_s)
     if best.step_s >= plan.step_s:
         return plan
-    return replace(best, alternatives=(*plan.alternatives, Alternative.of(best.pipeline, best)))
+    named = [each for each in plan.alternatives if each.schedule != "search"]
+    return replace(best, alternatives=(*named, Alternative.of(best.pipeline, best)))
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class _Cut:
     fit: MemoryFit
     ranges: list[range]
     starts: list[Schedule]
-    """The named schedules that fit."""
+    """The schedules that fit without a search."""
     problem: SchedulingProblem
     bound_s: float
     """Of the step."""
@@ -95,10 +91,16 @@ def _cuts(
     """Yields the cuts to search: for each placement those of the fastest named schedule, of the least memory, and of
     even stages."""
     for settings in _by_placement(pipeline, len(costs)):
-        outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in settings]
-        fitting = sorted((one for one in outcomes if isinstance(one, Plan)), key=lambda one: one.step_s)
-        layers_per_cell = [one.layers_per_cell for one in fitting[:1]]
-        if pipeline.layers_per_cell is None:
+        fitting: list[Plan] = []
+        for candidate in settings:
+            if candidate.schedule == "search" and fitting:
+                break  # one micro-batch at a time: only where nothing else fits
+            outcome = try_schedule(costs, candidate, bytes_per_param, machine)
+            fitting += [outcome] if isinstance(outcome, Plan) else []
+        fitting.sort(key=lambda one: one.step_s)
+        by_hand = pipeline.layers_per_cell
+        layers_per_cell = [one.layers_per_cell for one in fitting[:1]] if by_hand is None else [by_hand]
+        if by_hand is None:
             without_recomputes = settings[0].model_copy(update={"remat": "never"})
             fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
             layers_per_cell += [fit.lightest_cut(), fit.cut_with_even_stages()]
@@ -114,39 +116,23 @@ def _cuts(
 def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[PipelineSettings]]:
     """Returns the settings with each schedule, by where it places the cells."""
     found: dict[tuple[int, tuple[int, ...]], list[PipelineSettings]] = {}
-    for candidate in candidates(pipeline, layers):
+    for candidate in (*candidates(pipeline, layers), *least_candidates(pipeline, layers)):
         config = ScheduleConfig(candidate.schedule, virtual_stages=candidate.virtual_stages)
         found.setdefault((config.virtual_stages, config.owners(pipeline.stages)), []).append(candidate)
     return found.values()
 
 
 def _searched(cut: _Cut, seconds: float, seed: int = 0) -> Plan | None:
-    """Returns the plan that search finds for a cut of the layers, if any.
-
-    How many tensors wait between two cells of a stage is known only for a whole schedule, at first for a named one. If
-    the schedule found needs too much memory because more of them wait, the search is repeated with that number.
-    """
-    problem, memory = cut.problem, cut.problem.stage_memory
-    for _ in range(MOST_SEARCHES):
-        schedule = search(problem, cut.starts, seconds, seed)
-        if schedule is None:
-            break
-        rows = rows_of(schedule, cut.problem.placement)
-        searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
-        without_recomputes = searched.model_copy(update={"remat": "never"})
-        fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_param, cut.fit.machine)
-        try:
-            found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
-        except PlanError:  # a circle of waits on NCCL that search, which knows pairs of cells from costs, did not see
-            break
-        if all(cell.peak_bytes <= problem.limit_bytes for cell in found.cells):
-            return found
-        pairs = zip(memory, fit.stage_memories(cut.ranges), strict=True)
-        memory = [list(map(_larger, *stage)) for stage in pairs]
-        problem = scheduling_problem(cut.fit, problem.costs, memory)
-    return None
-
-
-def _larger(one: CellMemory, other: CellMemory) -> CellMemory:
-    """Returns the memory of a cell with more tensors that wait; nothing else differs."""
-    return max(one, other, key=lambda memory: memory.far_message_bytes)
+    """Returns the plan that search finds for a cut of the layers, if any."""
+    schedule = search(cut.problem, cut.starts, seconds, seed)
+    if schedule is None:
+        return None
+    rows = rows_of(schedule, cut.problem.placement)
+    searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
+    # with the tensors that wait between two cells of a stage in this schedule
+    without_recomputes = searched.model_copy(update={"remat": "never"})
+    fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_param, cut.fit.machine)
+    found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
+    peaks = [cell.peak_bytes for cell in found.cells]
+    assert max(peaks) <= fit.machine.memory_limit_bytes, "the search counts the bytes of the plan"
+    return found

@@ -6,7 +6,7 @@ A policy plays all stages: a free stage runs the first action in its order of pr
 its memory allow. A policy is given up when it can no longer be the fastest. The climb begins in a family: run-ahead
 limits in multiples of what fills the pipeline, as 1F1B has them, graphs kept or recomputed, backwards or forwards
 first, the later or the earlier cell first. There it improves one choice at a time. For small pipelines all schedules
-are tried (``_fastest_of_all``).
+are tried (``small_search``).
 
 All work is counted, so a seed finds the same schedule on every machine.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import product
@@ -23,22 +23,21 @@ from typing import Any
 
 from suite.errors import SettingError
 from suite.pipeline.planning.lower_bound import lower_bound_s
-from suite.pipeline.planning.partial_schedule import PartialSchedule, SchedulingProblem
+from suite.pipeline.planning.partial_schedule import EXACT, PartialSchedule, SchedulingProblem
 from suite.pipeline.planning.simulate import simulate
+from suite.pipeline.planning.small_search import fastest_of_all
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.action import Schedule
-from suite.pipeline.schedule.validate import validate
 
-ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 10_000
+ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 25_000
 """The work of a second: on one core of 2020, actions of policies, and partial schedules of small pipelines."""
 
 MAX_POLICIES = 400
 """Tried to their end; many more are given up before."""
 SMALL_CELLS, SMALL_MICRO_BATCHES = 6, 3
-"""The largest pipeline whose schedules are all tried."""
+"""The largest pipeline whose schedules are all tried, with two cells a stage at most."""
 
 _PATIENCE = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0)
-_EXACT = 1 - 1e-9
 
 
 def search(
@@ -66,22 +65,17 @@ def search(
     bound = lower_bound_s(problem)
     most = min(int(seconds * ACTIONS_PER_S), MAX_POLICIES * 3 * len(costs) * micro_batches)
     found = _climb(problem, bound, max(1, most), random.Random(seed))
+    if found and not found[-1].can_run():  # it may have led the climb astray
+        found = _climb(problem, bound, max(1, most), random.Random(seed), can_run=True)
     below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
-    is_small = len(costs) <= SMALL_CELLS and micro_batches <= SMALL_MICRO_BATCHES
-    if below * _EXACT > bound and is_small:
-        found += _fastest_of_all(problem, below, int(seconds * PARTIAL_SCHEDULES_PER_S))
-    pairs = [(source, target) for target, sources in enumerate(problem.sources[1]) for source, *_ in sources]
-    for partial in reversed(found):
-        schedule = partial.schedule()
-        if best is not None and step_s(schedule) >= step_s(best):
-            break
-        try:
-            validate(schedule, micro_batches, True, problem.transport, pairs, owners)
-        except SettingError:  # it deadlocks where messages wait for each other
-            continue
-        if fits(schedule):
-            return schedule
-    return best
+    is_small = len(costs) <= min(SMALL_CELLS, 2 * problem.placement.stages) and micro_batches <= SMALL_MICRO_BATCHES
+    if below * EXACT > bound and is_small:
+        found += fastest_of_all(problem, below, int(seconds * PARTIAL_SCHEDULES_PER_S))
+    if not found:
+        return best
+    schedule = found[-1].schedule()
+    assert fits(schedule), "what a partial schedule holds is what its stages need"
+    return schedule if best is None or step_s(schedule) < step_s(best) else best
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +127,7 @@ def _policy(
     period = max(sum(forward[at] + backward[at] + deferred[at] for at in own) for own in problem.own)
     trips = [sum(forward[at:]) + sum(backward[at:]) for at in cells]
     drains = tuple(min(count, math.ceil(sum(backward[:at]) / deferred[at])) if deferred[at] else 0 for at in cells)
-    ahead = tuple(max(1, min(count, math.ceil(fill * trip / (period or 1.0) * _EXACT))) for trip in trips)
+    ahead = tuple(max(1, min(count, math.ceil(fill * trip / (period or 1.0) * EXACT))) for trip in trips)
     every, none = (count,) * len(cells), (0,) * len(cells)
     first, last = {"all": (every, every), "last": (none, drains), "first and last": (drains, drains)}[split]
     order = tuple(_order(own, backwards_first, step, weights_first) for own in problem.own)
@@ -178,14 +172,17 @@ def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy
     return replace(policy, **{name: changed})  # type: ignore[arg-type]
 
 
-def _climb(problem: SchedulingProblem, bound: float, most: int, rng: random.Random) -> list[PartialSchedule]:
-    """Returns the schedules of better and better policies, the best one last; tries about ``most`` actions."""
+def _climb(
+    problem: SchedulingProblem, bound: float, most: int, rng: random.Random, can_run: bool = False
+) -> list[PartialSchedule]:
+    """Returns the schedules of better and better policies, the best one last; tries about ``most`` actions. With
+    ``can_run`` it passes by those in which messages wait forever, which takes longer."""
     improvements: list[PartialSchedule] = []
     best, left = (math.inf, math.inf), most
 
     def goes_on() -> bool:
         """Whether work is left, and the bound leaves room for a faster schedule."""
-        return left > 0 and best[0] * _EXACT > bound
+        return left > 0 and best[0] * EXACT > bound
 
     def is_no_slower(policy: _Policy) -> bool:
         """Plays a policy; returns whether it is not slower than the fastest so far."""
@@ -198,6 +195,8 @@ def _climb(problem: SchedulingProblem, bound: float, most: int, rng: random.Rand
         if score > best:
             return False
         if score < best:
+            if can_run and not partial.can_run():
+                return False
             improvements.append(partial)
         best = score
         return True
@@ -267,75 +266,3 @@ def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tu
             if partial.fits(each, at, leaves_room=each in "FfR"):
                 return each, at, now
     return "", 0, known
-
-
-def _fastest_of_all(problem: SchedulingProblem, below: float, most: int) -> list[PartialSchedule]:
-    """Returns schedules that take less than ``below``, the fastest last: the fastest of all, unless ``most`` partial
-    ones are too few. Then it follows those that may end soonest.
-
-    actions   0     1     2           all schedules grow by one action at a time, in the order of their starts; of
-              .---- F0 -- F1 ---      those that have done the same, one that is later in nothing makes the others
-                    '---- I0 ---      superfluous; as is one that cannot end in time
-    """
-    found: list[PartialSchedule] = []
-    moves = _useful_moves(problem)
-    level, count = [(0.0, PartialSchedule(problem))], 0
-    while level and count < most:
-        fronts: dict[object, list[tuple[list[float], float, float, PartialSchedule]]] = {}
-        for clock, partial in level:
-            for kind, at, start in _next_moves(partial, moves, clock):
-                after = partial.copy()
-                after.run(kind, at, start)
-                count += 1
-                least = after.least_end(start)
-                if least >= below * _EXACT:
-                    continue
-                if after.is_complete():
-                    found.append(after)
-                    below = max(after.free)
-                    continue
-                times = after.times(start)
-                front = fronts.setdefault(tuple(cell.state() for cell in after.cells), [])
-                if any(all(map(float.__le__, other[0], times)) for other in front):
-                    continue
-                front[:] = [other for other in front if not all(map(float.__le__, times, other[0]))]
-                front.append((times, least, start, after))
-        ranked = sorted((each for front in fronts.values() for each in front), key=lambda each: (each[1], each[0]))
-        level = [(start, after) for _, _, start, after in ranked[: most // 20]]
-    return found
-
-
-def _useful_moves(problem: SchedulingProblem) -> list[tuple[str, int]]:
-    """Returns the kinds of actions of each cell; where all fits at once, no graph is dropped for a forward that takes
-    as long, and ``B`` only saves the cost of a split."""
-    moves = []
-    for at, cost in enumerate(problem.costs):
-        has_room = problem.holds_all[problem.owner[at]]
-        moves.append(("F", at))
-        if problem.may_recompute and (not has_room or cost.forward_s < cost.recompute_s):
-            moves += [("f", at), ("R", at)]
-        if cost.weight_grad_s:
-            moves += [("I", at), ("W", at)]
-        if not has_room or cost.split_s or not cost.weight_grad_s:
-            moves.append(("B", at))
-    return moves
-
-
-def _next_moves(
-    partial: PartialSchedule, moves: Sequence[tuple[str, int]], clock: float
-) -> Iterator[tuple[str, int, float]]:
-    """Yields kind, cell and start of the actions that may come next: those that start at the clock or later, and before
-    which nothing else of their stage would fit in without delay."""
-    problem = partial.problem
-    possible: list[list[tuple[float, float, str, int]]] = [[] for _ in partial.free]
-    for kind, at in moves:
-        start = partial.earliest_start(kind, at)
-        if start is not None and partial.fits(kind, at):
-            possible[problem.owner[at]].append((start, start + problem.seconds[kind][at], kind, at))
-    for k, choices in enumerate(possible):
-        frees = [choice for choice in choices if choice[2] == "W" or problem.holds_all[k]]
-        first_end = min((end for _, end, _, _ in frees), default=math.inf)
-        for start, end, kind, at in choices:
-            if start < clock or (first_end <= start and end > first_end):
-                continue
-            yield kind, at, start

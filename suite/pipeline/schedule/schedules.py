@@ -79,6 +79,22 @@ def zero_bubble(stages: int, micro_batches: int, virtual_stages: int) -> Schedul
     return _greedy(stages, micro_batches, virtual_stages, "I")
 
 
+def one_by_one(stages: int, micro_batches: int, virtual_stages: int, recomputes: bool) -> Schedule:
+    """Returns a schedule with one micro-batch at a time in the pipeline; no order of one cell a stage holds less. With
+    ``recomputes`` a stage also holds one graph at a time:
+
+        stage 0   F0   .    F0.1 .    .    B0.1 .    R0   B0   F1   .    ..
+        stage 1   .    F0   .    F0.1 B0.1 R0   B0   .    .    .    F1   ..
+    """
+    actions, last = [], virtual_stages - 1
+    for i in range(micro_batches):
+        actions += [Action("F", i, cell) for cell in range(virtual_stages)]
+        for cell in reversed(range(virtual_stages)):
+            kinds: tuple[Kind, ...] = ("R", "B") if recomputes and cell < last else ("B",)
+            actions += [Action(kind, i, cell) for kind in kinds]
+    return [actions for _ in range(stages)]
+
+
 def _greedy(stages: int, micro_batches: int, virtual_stages: int, backward: Kind) -> Schedule:
     """Plays all stages. A free stage runs its next forward if it may and the input has arrived, else its next backward,
     of kind ``backward``, if the gradient has arrived, else its next deferred weight gradient."""

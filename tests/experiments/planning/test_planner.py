@@ -22,8 +22,7 @@ from experiments.registry import find, resolve
 from suite import TrainSpec
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
-from suite.pipeline.planning.communicators import COLLECTIVE_BYTES, P2P_BYTES
-from suite.pipeline.planning.devices import GIB, GPU_PROCESS_BYTES
+from suite.pipeline.planning.devices import COLLECTIVE_BYTES, GIB, GPU_PROCESS_BYTES, P2P_BYTES
 from suite.pipeline.planning.estimate import OpCostMode
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Node

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
@@ -47,11 +49,13 @@ def random_case(stages: int, micro_batches: int, cells: int, seed: int) -> Case:
     return Case(owners, micro_batches, tuple(costs), tuple(memory), limit)
 
 
-def check_optimum(case: Case, seconds: float = 10.0) -> None:
-    """Checks that the search finds the fastest of all schedules, and that it is not below the bound."""
+def check_optimum(case: Case, excess: float = 1) -> None:
+    """Checks that the search finds the fastest of all schedules, or one that is ``excess`` times as long, and that the
+    fastest is not below the bound."""
     placement = CellPlacement(case.stages, case.owners)
     problem = SchedulingProblem(placement, case.micro_batches, case.costs, Link(), case.stage_memory, case.limit_bytes)
-    found = search(problem, seconds=seconds)
+    found = search(problem)
     step_s = simulate(found, case.costs, owners=case.owners).seconds if found else float("inf")
-    assert least_step_s(case, step_s) == step_s, f"a faster schedule exists: {case}"
-    assert lower_bound_s(problem) <= step_s * (1 + 1e-9), f"the bound exceeds the optimum: {case}"
+    least_s = least_step_s(case, step_s)
+    assert least_s * excess == pytest.approx(step_s), f"a faster schedule exists: {case}"
+    assert lower_bound_s(problem) <= least_s * (1 + 1e-9), f"the bound exceeds the optimum: {case}"

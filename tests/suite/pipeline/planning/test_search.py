@@ -2,6 +2,7 @@
 the lower bound."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.remat import with_recomputes
-from suite.pipeline.schedule.schedules import fill_drain, interleaved, one_forward_one_backward, zero_bubble
+from suite.pipeline.schedule.schedules import fill_drain, interleaved, one_by_one, one_forward_one_backward, zero_bubble
 from suite.pipeline.schedule.validate import validate
 from tests.suite.pipeline.planning.exhaustive import Case, least_step_s
 from tests.suite.pipeline.planning.search_cases import check_optimum, random_case
@@ -27,9 +28,19 @@ unhurried = settings(deadline=None, max_examples=20)
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("stages", "micro_batches", "cells"), [(1, 2, 1), (2, 2, 1), (2, 3, 1), (3, 2, 1), (1, 2, 2)])
+@pytest.mark.parametrize(("stages", "micro_batches", "cells"), [(2, 2, 1), (3, 3, 1), (1, 3, 2), (2, 3, 2), (3, 3, 2)])
 def test_small_pipelines_run_an_optimal_schedule(stages, micro_batches, cells, seed):
     check_optimum(random_case(stages, micro_batches, cells, seed))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 3), (3, 2), (3, 3)])
+def test_no_order_of_one_cell_a_stage_needs_less_memory_than_one_micro_batch_at_a_time(stages, micro_batches, seed):
+    case = random_case(stages, micro_batches, 1, seed)
+    alone = one_by_one(stages, micro_batches, 1, recomputes=True)
+    limit = max(peak_bytes(actions, *own) for actions, own in zip(alone, case.stage_memory, strict=True))
+    assert least_step_s(replace(case, limit_bytes=limit), float("inf")) < float("inf")
+    assert least_step_s(replace(case, limit_bytes=limit - 1), float("inf")) == float("inf")
 
 
 def test_all_schedules_of_a_pipeline_drawn_by_hand():

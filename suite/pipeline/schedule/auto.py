@@ -1,0 +1,53 @@
+"""The schedules for which ``pipeline.schedule=auto`` stands.
+
+named -> none fits: one micro-batch at a time, from which a search begins
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from suite.pipeline.model.cells import CellPlacement
+from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, pipeline_errors
+from suite.pipeline.schedule.csv_file import rows_of
+from suite.pipeline.schedule.schedules import one_by_one
+from suite.settings import PipelineSettings, ScheduleName
+
+SEARCHED_REMAT = ("auto", "never")
+"""The values of ``pipeline.remat`` with which there is a search."""
+
+
+def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
+    """Yields the settings with each schedule that they allow, the simplest first."""
+    several = max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)
+    choices: tuple[tuple[ScheduleName, int], ...] = (
+        ("fill_drain", 1),
+        ("1f1b", 1),
+        ("zero_bubble", 1),
+        ("interleaved", several),
+        ("zero_bubble", several),
+        ("zbv", 2),
+        ("v_half", 2),
+        ("v_min", 2),
+    )
+    for name, virtual_stages in choices:
+        yield from _allowed(pipeline, layers, {"schedule": name, "virtual_stages": virtual_stages})
+
+
+def least_candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
+    """Yields the settings with schedules that need the least memory, from which a search may begin."""
+    stages, micro_batches, remat = pipeline.stages, pipeline.micro_batches, pipeline.remat
+    for virtual_stages in (1, max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)) if remat in SEARCHED_REMAT else ():
+        schedule = one_by_one(stages, micro_batches, virtual_stages, remat == "auto")
+        update = {"schedule": "search", "virtual_stages": virtual_stages, "remat": "never"}
+        rows = rows_of(schedule, CellPlacement(stages))
+        yield from _allowed(pipeline, layers, update | {"schedule_rows": rows})
+
+
+def _allowed(pipeline: PipelineSettings, layers: int, update: dict[str, Any]) -> Iterator[PipelineSettings]:
+    """Yields the settings with a schedule, if they allow it."""
+    candidate = pipeline.model_copy(update={"schedule_rows": None} | update)
+    by_hand = candidate.virtual_stages > 1 and pipeline.layers_per_cell is not None
+    if not by_hand and not pipeline_errors(candidate, layers):
+        yield candidate
