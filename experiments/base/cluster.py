@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from experiments.base.hints import option
@@ -41,14 +41,23 @@ class Cluster:
     """Name of the available devices, if known."""
     has_bf16: bool = True
     """Whether all GPUs multiply bf16."""
+    parts: tuple[Cluster, ...] = ()
+    """Of a declared cluster with several kinds of devices, each kind; ``device`` is then the largest."""
 
     def __str__(self) -> str:
+        if self.parts:
+            return " and ".join(map(str, self.parts))
         where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""
         word = ("GPU" if self.kind == "gpu" else "CPU core") if self.device is None else self.device.name
         return (
             f"{self.devices} {word}{'' if self.devices == 1 or self.device is not None else 's'} "
             f"with {self.bytes_per_device / GIB:.1f} GiB each{where}"
         )
+
+    def most_replicas(self, stages: int) -> int:
+        """Returns how many replicas of so many stages the devices hold. Stage k of each is on the same kind."""
+        kinds, most = self.parts or (self,), self.devices // stages
+        return next(r for r in range(most, -1, -1) if not r or sum(kind.devices // r for kind in kinds) >= stages)
 
     def place(self, stages: int, replicas: int) -> Placement | None:
         """Returns the placement of the workers; None on one machine. Raises PlacementError when too few devices are
@@ -58,6 +67,8 @@ class Cluster:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a plan says about a device of which only the memory is declared."""
+        if self.parts:
+            return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
         if self.device is None or not self.device.name.endswith(ASSUMED_SPEED):
             return ()
         size = self.device.name.removesuffix(ASSUMED_SPEED)
@@ -82,11 +93,27 @@ class Cluster:
 
 def parse_cluster(text: str, this: Cluster) -> Cluster:
     """Parses a cluster such as ``16x16GiB``, ``2x8xH100``, ``4xA100-40GB``, ``H200`` or ``8xthis``, where ``this`` is
-    this machine.
+    this machine; or several kinds of devices, such as ``8xH100+2x8xA100-40GB``.
 
     Raises SettingError with the format, and all devices, for anything else.
     """
-    parts = re.fullmatch(rf"(?:{_COUNT})?(?:{_COUNT})?(.*)", text.strip(), re.DOTALL)
+    parts = [_parse_part(part, text, this) for part in text.split("+")]
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.transport for part in parts}) > 1 or any(part.kind == "cpu" for part in parts):
+        raise SettingError(
+            f"{option('CLUSTER', repr(text))} mixes devices that exchange no messages; declare kinds of GPUs, such as "
+            "8xH100+8xA100-40GB, or kinds of TPUs"
+        )
+    nodes = [node for part in parts for node in part.nodes or (Node("", "", part.devices, part.devices),)]
+    numbered = tuple(replace(node, id=str(at), name=f"node {at}") for at, node in enumerate(nodes))
+    largest = max(parts, key=lambda part: part.bytes_per_device)
+    return replace(largest, devices=sum(part.devices for part in parts), nodes=numbered, parts=tuple(parts))
+
+
+def _parse_part(part: str, text: str, this: Cluster) -> Cluster:
+    """Parses one kind of devices of a cluster."""
+    parts = re.fullmatch(rf"(?:{_COUNT})?(?:{_COUNT})?(.*)", part.strip(), re.DOTALL)
     assert parts is not None, "everything matches"
     numbers, name = [int(count) for count in parts.groups()[:2] if count], parts[3].strip()
     try:

@@ -19,7 +19,7 @@ def limit_replicas_to_cluster(work: Experiment, cluster: Cluster) -> tuple[Exper
     from a file it gets as many, but larger ones.
     """
     pipeline = work.pipeline
-    replicas = cluster.devices // pipeline.stages
+    replicas = cluster.most_replicas(pipeline.stages)
     if not 0 < replicas < pipeline.replicas:
         return work, ()
     count = -(-pipeline.micro_batches * pipeline.replicas // replicas)

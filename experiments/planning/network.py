@@ -36,7 +36,8 @@ def network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
     if not (placement.cuts or placement.spread):
         return ()
     if cluster.device is not None and cluster.between is not None:
-        inside, outside = cluster.device, cluster.between
+        devices = [part.device for part in cluster.parts if part.device is not None] or [cluster.device]
+        inside, outside = min(devices, key=lambda device: device.link), cluster.between
         return (
             f"links, declared: {inside.link_name} inside a node, {inside.link / 1e9:.0f} GB/s each way; the network "
             f"between nodes, {8 * outside.bytes_per_s / 1e9:.0f} Gbit/s a device",

@@ -82,6 +82,14 @@ class PlanReport:
         low, high = self.step_interval_s
         return self.experiment.train.steps * low / 3600, self.experiment.train.steps * high / 3600
 
+    @property
+    def fullest_stage(self) -> tuple[CellPlan, int]:
+        """A cell of the stage whose device has the least room left, and the bytes of the device that a plan may use."""
+        plan = self.plan
+        placement = plan.schedule_config.placement(plan.pipeline.stages)
+        limits = [plan.machine.limit_of(placement.stage_of(at)) for at in range(len(plan.cells))]
+        return max(zip(plan.cells, limits, strict=True), key=lambda pair: pair[0].peak_bytes - pair[1])
+
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the run's layers, on the meta device, for the plan's devices; and the loss."""
         layers, loss = self.experiment.build()
@@ -140,6 +148,7 @@ class PlanReport:
             "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
             "stages": [
                 {
+                    "device": plan.machine.stages[placement.stage_of(k)].name if plan.machine.stages else None,
                     "first_layer": stage.begin,
                     "last_layer": stage.end - 1,
                     "parameters": stage.parameters,
@@ -159,7 +168,7 @@ class PlanReport:
 
     def lines(self) -> list[str]:
         plan, pipeline = self.plan, self.plan.pipeline
-        largest = max(plan.cells, key=lambda cell: cell.peak_bytes)
+        fullest, limit_bytes = self.fullest_stage
         return [
             f"plan of {self.experiment.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
@@ -172,8 +181,8 @@ class PlanReport:
             "memory",
             *self._interval_line(),
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
-            f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.machine.memory_limit_bytes / GIB:.2f} GiB"
-            f"{_reserve_text(plan.machine)}{self._process_text(largest)}",
+            f"largest stage {fullest.peak_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB"
+            f"{_reserve_text(plan.machine, limit_bytes)}{self._process_text(fullest)}",
             f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
             f"{self._duration()}",
             *_alternative_lines(plan),
@@ -212,9 +221,11 @@ class PlanReport:
         )
 
 
-def _reserve_text(machine: Machine) -> str:
-    whole = machine.memory_limit_bytes + machine.reserve
-    return f" ({whole / GIB:.2f} GiB minus a reserve of {machine.reserve / whole:.0%})" if machine.reserve else ""
+def _reserve_text(machine: Machine, limit_bytes: int) -> str:
+    if not machine.reserve:
+        return ""
+    whole = machine.whole_bytes(limit_bytes)
+    return f" ({whole / GIB:.2f} GiB minus a reserve of {1 - limit_bytes / whole:.0%})"
 
 
 def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
@@ -280,6 +291,8 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         if following is not None and (following.end - following.begin, following.cost) == (size, stage.cost):
             continue
         name = f"stage {own}" if first == k else f"stages {stages[first]}-{own}"
+        if plan.machine.stages:
+            name += f" on {plan.machine.stages[own].name}"
         if plan.schedule_config.virtual_stages > 1:
             name += f", cell {virtual_stages[k]}"
         begin, cost = plan.cells[first].begin, stage.cost

@@ -20,12 +20,12 @@ from experiments.planning.single_plan import (
     compared,
     estimated_costs,
     on_one_host,
-    reserved_bytes,
     row_errors,
     shares_cores,
     try_plan,
     with_most_micro_batches,
 )
+from experiments.planning.unequal import reserved_bytes
 from suite.errors import PlanError, SuiteError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB
@@ -65,7 +65,8 @@ def plan_workload(
 def _memory_note(work: Experiment, cluster: Cluster) -> Iterator[str]:
     """Yields the memory that would suffice if no setting fits; nothing if memory is not the problem."""
     pipeline = work.pipeline
-    if row_errors(work) or (pipeline.stages * pipeline.replicas > cluster.devices and not shares_cores(cluster)):
+    has_too_few = cluster.most_replicas(pipeline.stages) < pipeline.replicas and not shares_cores(cluster)
+    if cluster.parts or row_errors(work) or has_too_few:
         return
     with suppress(SuiteError):
         least = least_memory(work, cluster)

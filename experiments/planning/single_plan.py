@@ -4,10 +4,10 @@ schedule."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, permutations
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
@@ -15,6 +15,7 @@ from experiments.base.workload import Measurable
 from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central, in_seconds
+from experiments.planning.unequal import on_unequal_devices, reserved_bytes
 from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.log import Log
@@ -52,7 +53,8 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
         cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
     )
     share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
-    source = f"operations and bytes over {device.name}{share}"
+    names = [part.device.name for part in cluster.parts if part.device is not None] or [device.name]
+    source = f"operations and bytes over {' and '.join(names)}{share}"
     return LayerCosts(costs, machine, source, measured=False, device=cluster.device)
 
 
@@ -99,29 +101,49 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
+    if not cluster.parts:
+        return _try_plan_on(work, cluster, cost_model)
+    plans, fault = [], None
+    for order in permutations(cluster.parts):
+        try:
+            plans.append(_try_plan_on(work, cluster, cost_model, order))
+        except PlanError as error:
+            fault = error
+    if not plans and fault is not None:
+        raise fault
+    return min(plans, key=lambda plan: plan.step_s)
+
+
+def _try_plan_on(
+    work: Experiment, cluster: Cluster, cost_model: CostModel, order: Sequence[Cluster] = ()
+) -> PlanReport:
+    """Returns the plan with the kinds of devices in this order, if there are several."""
     pipeline, share_cores = work.pipeline, shares_cores(cluster)
     workers = pipeline.stages * pipeline.replicas
     notes: tuple[str, ...] = ()
     if faults := work.trial_errors():
         raise PlanError(faults)
-    if workers > cluster.devices and not share_cores:
+    if cluster.most_replicas(pipeline.stages) < pipeline.replicas and not share_cores:
         faults.append(
             f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need {workers} devices, there are "
-            f"{cluster}"
+            f"{cluster}" + (", and stage k of all replicas has the same kind" if cluster.parts else "")
         )
     if rows := row_errors(work):  # planning so many would take minutes
         raise PlanError([*faults, *rows])
     try:
         layer_costs = costs_of_run(cost_model, work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
-        placement = cluster.place(pipeline.stages, pipeline.replicas) if not faults else None
+        placement = cluster.place(pipeline.stages, pipeline.replicas) if not (faults or order) else None
         machine = on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
-        if placement is not None:
-            machine = across_nodes(machine, placement, cluster)
-            notes += network_notes(placement, cluster)
         if cluster.kind == "gpu":
             reserve = reserved_bytes(work, machine.memory_limit_bytes)
             machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
+        if order and not faults:
+            kinds = [(kind, costs_of_run(cost_model, work, kind)) for kind in order]
+            machine, placement = on_unequal_devices(machine, layer_costs.costs, kinds, cluster, work)
+        if placement is not None:
+            machine = across_nodes(machine, placement, cluster)
+            notes += network_notes(placement, cluster)
         if faults:
             check_memory(layer_costs.costs, pipeline, each, machine)
             raise PlanError(faults)
@@ -203,10 +225,16 @@ def with_step_interval(report: PlanReport) -> PlanReport:
         low, high = central(report.layer_costs.step_ratios)
         return replace(report, step_interval_s=(low * report.step_s, high * report.step_s))
     keyed = KeyedWork(report.experiment, report.experiment.key())
-    low, high = (
-        retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), machine)
-        for share in reversed(device.efficiency_range)
-    )
+    kinds = {part.device.name: part.device for part in report.cluster.parts if part.device is not None}
+
+    def step_s(share: float) -> float:
+        def costs(device: Device) -> tuple[LayerCost, ...]:
+            return _estimated(keyed, replace(device, efficiency=share), logits_bytes)
+
+        stages = tuple(replace(stage, costs=costs(kinds[stage.name])) for stage in machine.stages)
+        return retimed_step_s(report.plan, costs(device), replace(machine, stages=stages))
+
+    low, high = map(step_s, reversed(device.efficiency_range))
     return replace(report, step_interval_s=(low, high))
 
 
@@ -221,8 +249,3 @@ def on_one_host(machine: Machine, work: Experiment, cluster: Cluster) -> Machine
     return replace(
         machine, memory_limit_bytes=cluster.bytes_per_device * cluster.devices // workers, cores=cluster.devices
     )
-
-
-def reserved_bytes(work: Experiment, memory: int) -> int:
-    """Returns the bytes of a device that a plan leaves free."""
-    return int(work.pipeline.memory_reserve * memory)

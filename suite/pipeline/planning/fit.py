@@ -15,9 +15,15 @@ from functools import cache
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import GIB, Machine, p2p_communicators
+from suite.pipeline.planning.devices import GIB, Machine, StageDevice, p2p_communicators
 from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, MemoryModel
-from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
+from suite.pipeline.planning.partition import (
+    cell_ranges,
+    fewest_stages,
+    partition,
+    partition_unequal,
+    with_even_stages,
+)
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule
@@ -55,9 +61,7 @@ class MemoryFit:
         self._skips = [
             Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
         ]
-        recomputes = with_recompute.remat != "never"
-        self._seconds = [cost.recompute_s + cost.backward_s + (cost.forward_s if recomputes else 0.0) for cost in costs]
-        """What each layer adds to its stage for each micro-batch."""
+        self._recomputes = with_recompute.remat != "never"
 
     def cells(self, limit_bytes: int) -> list[range]:
         """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
@@ -76,15 +80,15 @@ class MemoryFit:
         """Returns a fault for each stage that does not fit."""
         return [
             f"stage {k} (layers {_layers(self.placement.on_stage(k, ranges))}) needs {need / GIB:.2f} GiB, "
-            f"the device has {self._in_gib(limit_bytes)}"
+            f"the device has {self._in_gib(limit_bytes - self.machine.missing_bytes(k))}"
             for k, need in enumerate(self.peaks(self._schedule, ranges))
-            if need > limit_bytes
+            if need > limit_bytes - self.machine.missing_bytes(k)
         ]
 
     def stage_memories(self, ranges: Sequence[range], with_waiting: bool = True) -> list[list[CellMemory]]:
-        """Returns the memory of each stage's cells; the process and its communicators count with its first cell. On a
-        CPU the whole mini-batch is always in the memory of stage 0. Without ``with_waiting`` what waits for its turn
-        does not count: no schedule needs less."""
+        """Returns the memory of each stage's cells; the process and its communicators count with its first cell, as
+        does what a smaller device lacks. On a CPU the whole mini-batch is always in the memory of stage 0. Without
+        ``with_waiting`` what waits for its turn does not count: no schedule needs less."""
         model = self.memory_model if with_waiting else self.memory_model.without_waiting()
         memory = [model.in_partition(ranges, at) for at in range(len(ranges))]
         if self.machine.cores is not None:
@@ -93,7 +97,8 @@ class MemoryFit:
         once, memories = self.machine.process_bytes + UNCOUNTED_BYTES, []
         for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
             first, *others = self.placement.on_stage(stage, memory)
-            first = replace(first, fixed_bytes=first.fixed_bytes + p2p_bytes)
+            fixed_bytes = first.fixed_bytes + p2p_bytes + self.machine.missing_bytes(stage)
+            first = replace(first, fixed_bytes=fixed_bytes)
             memories.append([first, *(replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in others)])
         return memories
 
@@ -110,8 +115,11 @@ class MemoryFit:
 
     def peaks(self, schedule: Schedule, ranges: Sequence[range]) -> list[int]:
         """Returns the peak of each stage."""
-        stages = zip(schedule, self.stage_memories(ranges), strict=True)
-        return [peak_bytes(actions, *cells, flow=self.memory_model.in_flight.flow) for actions, cells in stages]
+        stages, flow = zip(schedule, self.stage_memories(ranges), strict=True), self.memory_model.in_flight.flow
+        return [
+            peak_bytes(actions, *cells, flow=flow) - self.machine.missing_bytes(k)
+            for k, (actions, cells) in enumerate(stages)
+        ]
 
     def max_live_graphs(self, ranges: Sequence[range]) -> tuple[int, ...]:
         """Returns for each cell the most graphs that fit its stage's memory; at least one."""
@@ -146,7 +154,7 @@ class MemoryFit:
                 f"pipeline.stages is {self.pipeline.stages}{per_stage}"
             )
         try:
-            ranges = cell_ranges(layers_per_cell, len(self._seconds))
+            ranges = cell_ranges(layers_per_cell, len(self.costs))
         except SettingError as error:
             wrong.append(str(error))
         if wrong:
@@ -155,23 +163,58 @@ class MemoryFit:
 
     def lightest_cut(self) -> tuple[int, ...]:
         """Returns the layers of each cell whose heaviest cell is the lightest there is, whatever memory it needs."""
-        return tuple(partition(self._seconds, self._count))
+        return tuple(self._cut())
 
     def cut_with_even_stages(self) -> tuple[int, ...]:
-        """Returns the lightest cut after layers have moved to where they make stages more even."""
+        """Returns the lightest cut after layers have moved to where they make stages more even, if these are equal."""
         owners = [self.placement.stage_of(cell) for cell in range(self._count)]
-        return tuple(with_even_stages(self.lightest_cut(), self._seconds, owners))
+        lightest = self.lightest_cut()
+        return lightest if self.machine.stages else tuple(with_even_stages(lightest, self._seconds(self.costs), owners))
+
+    def choose_devices(self, devices: Sequence[StageDevice]) -> tuple[StageDevice, ...]:
+        """Returns the device of each stage, of devices in a row, for the most even cells that fit them; that of cells
+        which do not fit, if none do. Each stage has one cell."""
+        kinds = list(dict.fromkeys(devices))
+        numbers = [kinds.index(device) for device in devices]
+        seconds = [self._seconds(kind.costs) for kind in kinds]
+        ends = [self.memory_model.furthest_end(self._cell_limit_bytes(kind.memory_limit_bytes)) for kind in kinds]
+        try:
+            chosen, _ = partition_unequal(seconds, numbers, self._count, ends)
+        except PlacementError:
+            chosen, _ = partition_unequal(seconds, numbers, self._count)
+        return tuple(kinds[number] for number in chosen)
+
+    def _seconds(self, costs: Sequence[LayerCost]) -> list[float]:
+        """Returns what each layer adds to its stage for each micro-batch."""
+        return [cost.recompute_s + cost.backward_s + cost.forward_s * self._recomputes for cost in costs]
+
+    def _cut(self, limit_bytes: int | None = None) -> list[int]:
+        """Returns the layers of the most even cells, of those that fit if there is a limit. Raises PlacementError if
+        none do."""
+
+        def furthest_end(stage: int) -> list[int] | None:
+            if limit_bytes is None:
+                return None
+            limit = limit_bytes - self.machine.missing_bytes(stage)
+            return self.memory_model.furthest_end(self._cell_limit_bytes(limit))
+
+        if not self.machine.stages:
+            return partition(self._seconds(self.costs), self._count, furthest_end(0))
+        owners, stages = [self.placement.stage_of(cell) for cell in range(self._count)], range(self.placement.stages)
+        seconds = [self._seconds(self.machine.costs_on(stage, self.costs)) for stage in stages]
+        ends = [end for stage in stages if (end := furthest_end(stage))]
+        return partition_unequal(seconds, owners, self._count, ends or None)[1]
 
     def _lightest_cells(self) -> list[range]:
         with as_plan_error():
-            return cell_ranges(self.lightest_cut(), len(self._seconds))
+            return cell_ranges(self.lightest_cut(), len(self.costs))
 
     def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
         """Returns the most even cells of which each fits; ``lightest`` do not."""
-        furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
         try:
-            return cell_ranges(partition(self._seconds, self._count, furthest_end), len(self._seconds))
+            return cell_ranges(self._cut(limit_bytes), len(self.costs))
         except PlacementError as error:
+            furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
             fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
             raise PlanError([fault or str(error)]) from None
 
@@ -215,11 +258,11 @@ class MemoryFit:
 
     def _in_gib(self, limit_bytes: int) -> str:
         """Returns a device's memory and its usable part as text."""
-        reserve = self.machine.reserve
-        if not reserve:
-            return f"{limit_bytes / GIB:.2f} GiB"
-        total = limit_bytes + reserve
-        return f"{total / GIB:.2f} GiB ({limit_bytes / GIB:.2f} GiB after a reserve of {reserve / total:.0%})"
+        limit = limit_bytes / GIB
+        if not self.machine.reserve:
+            return f"{limit:.2f} GiB"
+        whole = self.machine.whole_bytes(limit_bytes) / GIB
+        return f"{whole:.2f} GiB ({limit:.2f} GiB after a reserve of {1 - limit / whole:.0%})"
 
 
 def _layers(cells: Sequence[range]) -> str:

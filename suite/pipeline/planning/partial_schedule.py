@@ -23,7 +23,7 @@ from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.validate import validate
 
 EXACT = 1 - 1e-9
-"""The share of a time below which another one is less, and not rounded otherwise."""
+"""Times closer than this factor count as equal: they may be rounded sums of the same seconds."""
 
 
 class SchedulingProblem:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement
@@ -129,15 +130,17 @@ def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_
     device.
     """
 
-    def outcomes_of(candidates: Sequence[PipelineSettings]) -> list[Plan | PlanError]:
+    def outcomes_of(candidates: Iterable[PipelineSettings]) -> list[Plan | PlanError]:
         return [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in candidates]
 
     named, least = _resolve_schedules(costs, pipeline)
     outcomes = outcomes_of(named)
     alternatives = [*map(Alternative.of, named, outcomes)]
-    if not any(isinstance(outcome, Plan) for outcome in outcomes):
-        outcomes = [*outcomes_of(least), *outcomes]
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
+    if not plans:
+        of_least = [outcome for outcome in outcomes_of(least) if isinstance(outcome, Plan)]
+        asked = {"remat": pipeline.remat}
+        plans = [replace(plan, pipeline=plan.pipeline.model_copy(update=asked)) for plan in of_least]
     if not plans:
         raise next(outcome for outcome in outcomes if isinstance(outcome, PlanError))
     fastest = min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
@@ -201,9 +204,9 @@ def least_limit(
 
 
 def _memory_candidates(costs: Sequence[LayerCost], pipeline: PipelineSettings) -> Iterator[PipelineSettings]:
-    """Yields the settings with each schedule and each cut of the layers that a plan tries, the least memory first."""
+    """Yields the settings with each schedule and each cut of the layers that a plan tries."""
     named, least = _resolve_schedules(costs, pipeline)
-    for candidate in (*least, *named):
+    for candidate in chain(named, least):
         yield candidate
         if candidate.remat == "auto":
             yield candidate.model_copy(update={"remat": "never"})
@@ -211,7 +214,7 @@ def _memory_candidates(costs: Sequence[LayerCost], pipeline: PipelineSettings) -
 
 def _resolve_schedules(
     costs: Sequence[LayerCost], pipeline: PipelineSettings
-) -> tuple[list[PipelineSettings], list[PipelineSettings]]:
+) -> tuple[list[PipelineSettings], Iterator[PipelineSettings]]:
     """Returns the settings once for each schedule to try, and for those to try if none of them fits. Raises PlanError
     for contradictory settings."""
     with as_plan_error():
@@ -222,8 +225,8 @@ def _resolve_schedules(
     if recomputes(pipeline.schedule_rows or ()):
         pipeline = pipeline.model_copy(update={"remat": "never"})  # beyond what the rows recompute
     if pipeline.schedule != "auto":
-        return [pipeline], []
-    return list(candidates(pipeline, len(costs))), list(least_candidates(pipeline, len(costs)))
+        return [pipeline], iter(())
+    return list(candidates(pipeline, len(costs))), least_candidates(pipeline, len(costs))
 
 
 def try_schedule(
@@ -284,7 +287,8 @@ def cell_costs(
                     backward_s[end] += between.busy_s(message.gradient_bytes)
     found = []
     for k, cell in enumerate(cells):
-        inside = [costs[index] for index in cell]
+        own_costs = machine.costs_on(placement.stage_of(k), costs)
+        inside = [own_costs[index] for index in cell]
         # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
         # worker's own share
         gradient_bytes = 4 * sum(cost.parameters - cost.frozen for cost in inside)

@@ -61,6 +61,8 @@ def search(
         stages = zip(schedule, problem.stage_memory, strict=True)
         return all(peak_bytes(actions, *cells, flow=problem.flow) <= problem.limit_bytes for actions, cells in stages)
 
+    if not fits([[] for _ in problem.own]):  # the update alone needs more
+        return None
     best = min((start for start in starts if fits(start)), key=step_s, default=None)
     bound = lower_bound_s(problem)
     most = min(int(seconds * ACTIONS_PER_S), MAX_POLICIES * 3 * len(costs) * micro_batches)

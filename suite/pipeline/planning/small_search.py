@@ -21,7 +21,7 @@ FEWEST_GROWING, MORE_GROWING = 50, 8
 
 def fastest_of_all(problem: SchedulingProblem, below: float, most: int) -> list[PartialSchedule]:
     """Returns schedules that take less than ``below``, the fastest last: the fastest of all, unless ``most`` partial
-    ones are too few."""
+    ones are too few, or messages on NCCL wait forever in one that made others superfluous."""
     found: list[PartialSchedule] = []
     rest, count, growing, are_all = _LeastRest(problem), 0, FEWEST_GROWING, False
     while not are_all and count < most:

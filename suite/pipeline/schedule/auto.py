@@ -38,7 +38,9 @@ def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSett
 def least_candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
     """Yields the settings with schedules that need the least memory, from which a search may begin."""
     stages, micro_batches, remat = pipeline.stages, pipeline.micro_batches, pipeline.remat
-    for virtual_stages in (1, max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)) if remat in SEARCHED_REMAT else ():
+    if stages == 1 or remat not in SEARCHED_REMAT:
+        return
+    for virtual_stages in (1, max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)):
         schedule = one_by_one(stages, micro_batches, virtual_stages, remat == "auto")
         update = {"schedule": "search", "virtual_stages": virtual_stages, "remat": "never"}
         rows = rows_of(schedule, CellPlacement(stages))

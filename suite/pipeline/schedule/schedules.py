@@ -83,8 +83,8 @@ def one_by_one(stages: int, micro_batches: int, virtual_stages: int, recomputes:
     """Returns a schedule with one micro-batch at a time in the pipeline; no order of one cell a stage holds less. With
     ``recomputes`` a stage also holds one graph at a time:
 
-        stage 0   F0   .    F0.1 .    .    B0.1 .    R0   B0   F1   .    ..
-        stage 1   .    F0   .    F0.1 B0.1 R0   B0   .    .    .    F1   ..
+        stage 0   F0   .    F0.1 .    .    B0.1 R0   B0   F1   ..
+        stage 1   .    F0   .    F0.1 B0.1 R0   B0   .    .    ..
     """
     actions, last = [], virtual_stages - 1
     for i in range(micro_batches):

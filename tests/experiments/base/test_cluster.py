@@ -53,6 +53,36 @@ def test_case_and_spaces_are_ignored(one: str, other: str) -> None:
     assert parsed.between == expected.between
 
 
+def test_a_cluster_may_have_several_kinds_of_devices() -> None:
+    parsed = parse_cluster("8xH100 + 2x4xA100-40GB", THIS)
+    assert [str(part) for part in parsed.parts] == [
+        "8 H100 with 79.0 GiB each", "8 A100-40GB with 39.4 GiB each on 2 nodes",
+    ]  # fmt: skip
+    assert [(node.id, node.name, node.total) for node in parsed.nodes] == [
+        ("0", "node 0", 8), ("1", "node 1", 4), ("2", "node 2", 4),
+    ]  # fmt: skip
+    assert (parsed.devices, parsed.device, parsed.bytes_per_device) == (16, parsed.parts[0].device, 79 * GIB)
+    assert [parsed.most_replicas(stages) for stages in (1, 2, 3, 5, 6, 16, 17)] == [8, 8, 4, 2, 2, 1, 0]
+    assert parse_cluster("8xH100", THIS).most_replicas(3) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("8xH100+8xFOO+2xA100", "no device is called 'FOO'"),
+        ("8xH100+", "it has no device"),
+        ("8xH100+2xthis", "mixes devices that exchange no messages"),
+        ("8xH100+8xTPUv3", "mixes devices that exchange no messages"),
+        ("8xH100+0xA100", "no device is called '0xA100'"),
+    ],
+)
+def test_a_wrong_kind_among_several_is_named(text: str, fault: str) -> None:
+    with pytest.raises(SettingError) as error:
+        parse_cluster(text, THIS)
+    assert fault in str(error.value)
+    assert repr(text) in str(error.value)
+
+
 def test_this_has_the_size_and_kind_of_the_machines_devices() -> None:
     parsed = parse_cluster("8xthis", THIS)
     assert (parsed.devices, parsed.bytes_per_device, parsed.kind, parsed.nodes) == (8, 3 * GIB, "cpu", ())

@@ -26,7 +26,7 @@ KEYS = {
     "step_interval_s",
 }  # fmt: skip
 STAGE_KEYS = {
-    "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes",
+    "device", "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes",
     "gradient_bytes", "idle", "peak_bytes", "process_bytes",
 }  # fmt: skip
 

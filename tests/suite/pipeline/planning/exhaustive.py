@@ -1,5 +1,5 @@
 """The least step time of a small pipeline, by dynamic programming over all schedules; it shares no code with the search
-or the bound.
+or the bound. What makes steps superfluous is argued as in ``small_search``; ``test_exhaustive`` tries without that.
 
     a stage   F0 F1 I0 ..    what it has done says which actions fit its memory, and what it still needs at least
     a step    clock          actions are appended in the order in which they start, each as soon as its stage and its
@@ -235,8 +235,8 @@ def least_step_s(case: Case, below: float) -> float:
     """Returns the least step time, or ``below`` if none is less."""
     times = Times(case)
     stages = [Stage(case, times, k) for k in range(case.stages)]
-    one_by_one = sum(cost.forward_s + cost.recompute_s + cost.backward_s + cost.split_s for cost in case.costs)
-    limit = min(below, case.micro_batches * one_by_one + 1)
+    alone_s = sum(cost.forward_s + cost.recompute_s + cost.backward_s + cost.split_s for cost in case.costs)
+    limit = min(below, case.micro_batches * alone_s + 1)
     free, shape = np.zeros((1, case.stages), np.int16), (1, len(case.owners), 2, case.micro_batches)
     begun = Steps(free, free, free[:, 0], np.zeros(shape, np.int16))
     waiting = defaultdict(list, {0: [begun]} if all(stage.rest_s[0] < NEVER for stage in stages) else {})

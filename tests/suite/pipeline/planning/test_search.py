@@ -28,7 +28,7 @@ unhurried = settings(deadline=None, max_examples=20)
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("stages", "micro_batches", "cells"), [(2, 2, 1), (3, 3, 1), (1, 3, 2), (2, 3, 2), (3, 3, 2)])
+@pytest.mark.parametrize(("stages", "micro_batches", "cells"), [(2, 2, 1), (3, 3, 1), (1, 3, 2), (2, 2, 2), (3, 2, 2)])
 def test_small_pipelines_run_an_optimal_schedule(stages, micro_batches, cells, seed):
     check_optimum(random_case(stages, micro_batches, cells, seed))
 

@@ -94,6 +94,13 @@ def test_schedules_are_the_pictures_over_them(name):
         check_picture(name, rows)
 
 
+def test_one_micro_batch_at_a_time_is_the_picture_over_it():
+    (rows,) = pictures(schedules.one_by_one.__doc__)
+    drawn = draw(validate(schedules.one_by_one(2, 2, 2, recomputes=True), 2)).splitlines()
+    for row, line in zip(rows, drawn, strict=True):
+        assert line.split()[2:][: len(row.split())] == row.split()
+
+
 def test_the_pictures_of_the_documentation_are_those_of_the_schedules():
     text = (Path(__file__).parents[4] / "docs/architecture.md").read_text()
     (rows,) = pictures(text)
