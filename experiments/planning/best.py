@@ -12,7 +12,7 @@ little memory, and no other is far from it.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -82,17 +82,12 @@ def first_plans(
     Raises PlanError as ``best_plans`` does."""
     free, fixed = freed(work, fixed)
     largest, others = _shapes(free, cluster, fixed, workers)
-    try:
-        plans = _fitting(free, largest, cluster, cost_model, log)
-    except PlanError:
-        if not others:
-            raise
-        plans = _fitting(free, others, cluster, cost_model, log)
+    plans = _fitting(free, (largest, others), cluster, cost_model, log)
     planned = {(report.experiment.pipeline.stages, report.experiment.pipeline.replicas) for report in plans}
     has_cores = cluster.kind == "cpu" and cluster.device is None
     if has_cores and (1, 1) in others and (1, 1) not in planned:  # the threads of one worker have all cores
         with suppress(PlanError):
-            plans = _sorted([*plans, *_fitting(free, [(1, 1)], cluster, cost_model, log)])
+            plans = _sorted([*plans, *_fitting(free, ([(1, 1)],), cluster, cost_model, log)])
     return plans
 
 
@@ -151,23 +146,31 @@ def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers:
     exact = [(k, workers // k) for k in most if workers is not None and workers % k == 0]
     if exact := [(k, r) for k, r in exact if "replicas" not in fixed or r == least]:
         return exact, []
+    largest, others = largest_shapes(most, least)
+    return largest or [(1, least)], others  # without any, its plan says what is missing
+
+
+def largest_shapes(most: Mapping[int, int], least: int = 1) -> tuple[_Shapes, _Shapes]:
+    """Returns the shapes with the most replicas to which no stage can be added, and those with the least replicas."""
     largest = [(k, r) for k, r in most.items() if most.get(k + 1) != r]
-    # without any, its plan says what is missing
-    return largest or [(1, least)], [(k, least) for k in most if (k, least) not in largest]
+    return largest, [(k, least) for k in most if (k, least) not in largest]
 
 
-def _fitting(work: Experiment, shapes: _Shapes, cluster: Cluster, cost_model: CostModel, log: Log) -> list[PlanReport]:
-    """Returns the plans of the shapes that fit, the fastest first. Raises the last fault if there is none."""
-    plans, fault = [], None
-    for stages, replicas in shapes:
-        log(f"K = {stages}, R = {replicas}")
-        try:
-            plans.append(try_plan(_with(work, (), stages=stages, replicas=replicas), cluster, cost_model))
-        except PlanError as error:
-            fault = error
-    if not plans and fault is not None:
-        raise fault
-    return _sorted(plans)
+def _fitting(
+    work: Experiment, groups: Iterable[_Shapes], cluster: Cluster, cost_model: CostModel, log: Log
+) -> list[PlanReport]:
+    """Returns the plans of the first group that has any that fit, the fastest first. Raises the last fault if none."""
+    for shapes in groups:
+        plans = []
+        for stages, replicas in shapes:
+            log(f"K = {stages}, R = {replicas}")
+            try:
+                plans.append(try_plan(_with(work, (), stages=stages, replicas=replicas), cluster, cost_model))
+            except PlanError as error:
+                fault = error
+        if plans:
+            return _sorted(plans)
+    raise fault
 
 
 def _sorted(plans: Sequence[PlanReport]) -> list[PlanReport]:

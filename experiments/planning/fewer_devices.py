@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from suite.errors import SettingError
+from experiments.planning.best import largest_shapes
+from experiments.planning.plan_report import PlanReport
+from experiments.planning.single_plan import try_plan
+from suite.errors import PlanError
 from suite.settings import AUTO
 
 
@@ -22,9 +24,8 @@ def limit_replicas_to_cluster(work: Experiment, cluster: Cluster) -> tuple[Exper
     replicas = cluster.most_replicas(pipeline.stages)
     if not 0 < replicas < pipeline.replicas:
         return work, ()
-    count = -(-pipeline.micro_batches * pipeline.replicas // replicas)
-    if pipeline.schedule_rows:
-        count = pipeline.micro_batches
+    total = pipeline.micro_batches * pipeline.replicas
+    count = pipeline.micro_batches if pipeline.schedule_rows else -(-total // replicas)
     changed = pipeline.model_copy(update={"replicas": replicas, "micro_batches": count})
     more = "" if count in (AUTO, pipeline.micro_batches) else f" and M {pipeline.micro_batches} -> {count}"
     note = (
@@ -34,24 +35,23 @@ def limit_replicas_to_cluster(work: Experiment, cluster: Cluster) -> tuple[Exper
     return work.with_pipeline(changed), (note,)
 
 
-def shrunk_to(chosen: Experiment, devices: int) -> Iterator[Experiment]:
-    """Yields a run as requested, then on fewer and fewer devices, each if it needs at most ``devices``.
+def shrunk_to(planned: PlanReport, devices: int, find_cluster: Callable[[], Cluster]) -> Iterator[Experiment]:
+    """Yields a run as planned if it needs at most ``devices``, then at a smaller K or R, fastest by its costs first.
 
-    Mini-batch and micro-batches stay the same, so each replica gets more micro-batches. Only numbers of replicas that
-    divide them evenly are used, so the results equal those of the undisturbed run.
+    Micro-batches and schedule stay, and the replicas divide the former evenly: the results are those of the whole run.
     """
-    pipeline = chosen.pipeline
-    total = pipeline.micro_batches * pipeline.replicas
-    if pipeline.stages * pipeline.replicas <= devices:
-        yield chosen
-    fewer = [(pipeline.stages, replicas) for replicas in range(pipeline.replicas - 1, 0, -1) if total % replicas == 0]
-    for stages, replicas in (*fewer, *((stages, 1) for stages in range(pipeline.stages - 1, 0, -1))):
-        if stages * replicas > devices:
-            continue
-        changes: dict[str, Any] = {"stages": stages, "replicas": replicas, "micro_batches": total // replicas}
-        if stages != pipeline.stages:
-            changes["layers_per_cell"] = None
-        values = chosen.model_dump()
-        values["pipeline"].update(changes)
-        with suppress(SettingError):  # the schedule may not support so few stages
-            yield chosen.validated(values)
+    work, asked = planned.experiment, planned.experiment.pipeline
+    total = asked.micro_batches * asked.replicas
+    if asked.stages * asked.replicas <= devices:
+        yield work
+    divisors = [count for count in range(1, asked.replicas + 1) if total % count == 0]
+    most = {k: max(r for r in divisors if k * r <= devices) for k in range(1, min(devices, asked.stages) + 1)}
+    for shapes in filter(None, largest_shapes(most)):
+        cluster, plans = find_cluster(), []
+        for k, r in shapes:
+            cells = asked.layers_per_cell if k == asked.stages else None
+            changes = {"stages": k, "replicas": r, "micro_batches": total // r, "layers_per_cell": cells}
+            run = work.with_pipeline(asked.model_copy(update=changes))
+            with suppress(PlanError):  # the schedule may not support these stages
+                plans.append(try_plan(run, cluster, lambda *_: planned.found_costs))
+        yield from (plan.experiment for plan in sorted(plans, key=lambda plan: plan.step_s))

@@ -10,7 +10,7 @@ import torch
 
 from experiments.base.cluster import Cluster
 from experiments.base.workload import Measurable
-from experiments.planning.plan_report import CostModel, LayerCosts
+from experiments.planning.plan_report import LayerCosts
 from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of, trainable
 from suite.pipeline.planning.devices import P2P_BYTES, collective_bytes
 from suite.pipeline.planning.memory import FROZEN_BYTES, bytes_per_parameter
@@ -68,7 +68,7 @@ def _state_bytes(shape: tuple[int, ...], optimizer: OptimizerSettings) -> int:
     return sum(4 * math.prod(of) for name, of in state_shapes(shape, optimizer).items() if name not in per_value)
 
 
-def costs_of_run(cost_model: CostModel, work: Measurable, cluster: Cluster) -> LayerCosts:
+def costs_of_run(layer_costs: LayerCosts, work: Measurable, cluster: Cluster) -> LayerCosts:
     """Returns the costs with the optimizer's state that ``bytes_per_parameter`` does not count, with room for the
     batches in which Adafactor updates small parameters of a stage (those of a layer by itself may be smaller), and on a
     GPU with the bytes that communication takes.
@@ -76,7 +76,7 @@ def costs_of_run(cost_model: CostModel, work: Measurable, cluster: Cluster) -> L
     A trained parameter that is not fp32 has a gradient and a state of its own type, and its stage no ZeRO. Then ZeRO is
     counted for no stage.
     """
-    layer_costs, facts = cost_model(work, cluster), model_facts(work)
+    facts = model_facts(work)
     whole, counted = (bytes_per_parameter(work.optimizer, count) for count in (1, work.pipeline.replicas))
     batches = BATCH_COPIES * min(BATCH_BYTES, 4 * facts.parameters) if work.optimizer.name == "adafactor" else 0
     all_trained = [cost.parameters - cost.frozen for cost in layer_costs.costs]

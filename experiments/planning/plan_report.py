@@ -51,6 +51,8 @@ class PlanReport:
 
     experiment: Experiment
     cluster: Cluster
+    found_costs: LayerCosts
+    """As the cost model returned them; those of another shape are the same."""
     layer_costs: LayerCosts
     plan: Plan
     parameters: int

@@ -83,7 +83,7 @@ def least_memory(work: Experiment, cluster: Cluster) -> int | None:
     """Returns the least memory of each device in bytes, reserve included, in tenths of a GiB; None if no memory is
     enough. Costs are estimated."""
     work = with_most_micro_batches(work)
-    layer_costs = costs_of_run(estimated_costs, work, cluster)
+    layer_costs = costs_of_run(estimated_costs(work, cluster), work, cluster)
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
     if not shares_cores(cluster):
         # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice

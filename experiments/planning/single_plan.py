@@ -131,7 +131,8 @@ def _try_plan_on(
     if rows := row_errors(work):  # planning so many would take minutes
         raise PlanError([*faults, *rows])
     try:
-        layer_costs = costs_of_run(cost_model, work, cluster)
+        found_costs = cost_model(work, cluster)
+        layer_costs = costs_of_run(found_costs, work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not (faults or order) else None
         machine = on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
@@ -139,7 +140,7 @@ def _try_plan_on(
             reserve = reserved_bytes(work, machine.memory_limit_bytes)
             machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
         if order and not faults:
-            kinds = [(kind, costs_of_run(cost_model, work, kind)) for kind in order]
+            kinds = [(kind, costs_of_run(cost_model(work, kind), work, kind)) for kind in order]
             machine, placement = on_unequal_devices(machine, layer_costs.costs, kinds, cluster, work)
         if placement is not None:
             machine = across_nodes(machine, placement, cluster)
@@ -159,7 +160,7 @@ def _try_plan_on(
             f"{workers} workers share {cluster.devices} cores and take turns: a step takes at least their total work",
         )
     placed_costs = replace(layer_costs, machine=machine)
-    return PlanReport(work, cluster, placed_costs, plan, model_facts(work).parameters, notes, placement)
+    return PlanReport(work, cluster, found_costs, placed_costs, plan, model_facts(work).parameters, notes, placement)
 
 
 def numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:

@@ -149,10 +149,10 @@ class CurrentRun:
         )
 
     def fitted_to(self, devices: int) -> tuple[Experiment, RunPlan, Attempt]:
-        """Returns the run as it is closest to the request on ``devices`` devices. Raises PlacementError without a plan
-        that fits."""
+        """Returns the run as requested, otherwise as it is fastest on ``devices`` devices. Raises PlacementError
+        without a plan that fits."""
         requested = self._requested
-        for experiment in shrunk_to(requested.experiment, devices):
+        for experiment in shrunk_to(requested, devices, self._session.backend.cluster):
             is_shrunk = experiment.pipeline != requested.experiment.pipeline
             try:
                 planned = self._session.plan(experiment) if is_shrunk else requested

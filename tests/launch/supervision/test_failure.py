@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.base.cluster import Cluster
+from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.fewer_devices import shrunk_to
+from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.registry import find
 from launch.supervision.attempts import Attempts
 from launch.supervision.failure import Cause, reason_to_stop
@@ -70,17 +71,29 @@ def test_attempts_are_numbered_across_resumes(tmp_path):
     assert later.begin(experiment) == 4  # nothing can be written: the run is supervised all the same
 
 
-def test_a_run_shrinks_with_its_mini_batch_and_micro_batches():
-    asked = (
-        find("t24_1_3b_wide")
-        .at_laptop_scale(Cluster(2, 2**33, "cpu"))
-        .with_settings("pipeline.stages=3 pipeline.replicas=4 pipeline.micro_batches=2")
-    )
+def planned_at(settings):
+    work = find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu")).with_settings(settings)
+    return try_plan(work, parse_cluster("12x16GiB", Cluster(2, 2**33, "cpu")), estimated_costs)
 
-    def sizes(devices):
-        return [(e.pipeline.stages, e.pipeline.replicas, e.pipeline.micro_batches) for e in shrunk_to(asked, devices)]
 
-    assert sizes(12)[0] == (3, 4, 2)
-    assert sizes(11) == [(3, 2, 4), (3, 1, 8), (2, 1, 8), (1, 1, 8)]  # eight cannot be dealt to three
-    assert sizes(2) == [(2, 1, 8), (1, 1, 8)]
-    assert sizes(0) == []
+def sizes(planned, devices):
+    left = parse_cluster(f"{max(1, devices)}x16GiB", Cluster(2, 2**33, "cpu"))
+    runs = shrunk_to(planned, devices, lambda: left)
+    return [(run.pipeline.stages, run.pipeline.replicas, run.pipeline.micro_batches) for run in runs]
+
+
+def test_a_run_shrinks_to_its_fastest_shape_with_its_mini_batch_and_micro_batches():
+    planned = planned_at("pipeline.stages=3 pipeline.replicas=4 pipeline.micro_batches=2")
+    assert sizes(planned, 12)[0] == (3, 4, 2)
+    shapes = sizes(planned, 11)
+    assert set(shapes[:2]) == {(2, 4, 2), (3, 2, 4)}  # eight cannot be dealt to three
+    assert shapes[0] == (2, 4, 2)  # two devices more than 3 x 2
+    assert set(shapes[2:]) == {(1, 1, 8), (2, 1, 8), (3, 1, 8)}
+    assert set(sizes(planned, 2)[:2]) == {(1, 2, 4), (2, 1, 8)}
+    assert sizes(planned, 0) == []
+
+
+def test_a_schedule_from_a_file_does_not_shrink(tmp_path):
+    (tmp_path / "own.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    own = f"pipeline.schedule={tmp_path / 'own.csv'} pipeline.micro_batches=2 pipeline.stages=2"
+    assert sizes(planned_at(f"{own} pipeline.replicas=2"), 3) == []
