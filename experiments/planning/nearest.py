@@ -1,7 +1,7 @@
 """The nearest plan that fits, of a run that does not: few of its settings are free, then more.
 
 cells -> recomputes -> and the schedule -> M -> all of these -> R and M -> K -> K and M
-      -> K, R and M -> all -> all, with a half of the mini-batch, a quarter, ...
+      -> K, R and M -> all -> another schedule -> all, with a half of the mini-batch, a quarter, ...
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FREE = (
     ("stages", "replicas", "micro_batches"),
     PIPELINE_NAMES,
 )
-"""The settings that are free, the nearest first; cells by hand always are. A free schedule is 1F1B."""
+"""The settings that are free, the nearest first; cells by hand always are. A free schedule is 1F1B, then any."""
 
 MANY = 16
 """Micro-batches for each stage where their number is free and so many fit: the bubble is 6%."""
@@ -46,9 +46,10 @@ def nearest_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, log:
     """Returns the nearest plan that fits, and the settings that make it; None if none fits."""
     without_cells = work.with_pipeline(work.pipeline.model_copy(update={"layers_per_cell": None}))
     search = _Search(work, cluster, cost_model)
-    for free in FREE:
+    with_others = [free for free in FREE if "schedule" in free]
+    for free, any_schedule in [*((free, False) for free in FREE), *((free, True) for free in with_others)]:
         log(f"the nearest plan that fits, with other {' '.join(free or ('cells',))}")
-        if (nearest := search.first(without_cells, free)) is not None:
+        if (nearest := search.first(without_cells, free, any_schedule=any_schedule)) is not None:
             return nearest
     smaller = list(_smaller_batches(freed(without_cells, ())[0]))
     log("the nearest plan that fits, with a smaller mini-batch")
@@ -64,10 +65,14 @@ class _Search:
         self._failed = set(map(_key, [work, *numbers_of_micro_batches(work)]))
         """What does not fit; ``work`` by costs that may be other ones."""
 
-    def first(self, run: Experiment, free: Collection[str], batch: str = "") -> tuple[PlanReport, str] | None:
+    def first(
+        self, run: Experiment, free: Collection[str], batch: str = "", any_schedule: bool = False
+    ) -> tuple[PlanReport, str] | None:
         """Returns the first plan that fits, in the shapes nearest to that of the run asked for, and its settings with
         that of the mini-batch; None if none does. The most stages need the least memory."""
         run, fixed = freed(run, set(PIPELINE_NAMES) - set(free))
+        if any_schedule:
+            run = run.with_pipeline(run.pipeline.model_copy(update={"schedule": "auto"}))
         shapes = list(self._shapes(most_replicas(run, self._cluster, fixed), "replicas" in free))
         if len(shapes) > 1 and self._planned(run, *max(shapes)) is None:
             return None

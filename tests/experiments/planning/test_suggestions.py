@@ -151,6 +151,21 @@ def test_of_many_devices_as_few_more_are_taken_as_suffice(monkeypatch: pytest.Mo
     assert settings_of(fault) == "pipeline.stages=2"
 
 
+def test_a_run_that_fits_only_with_cells_in_a_v_gets_such_a_schedule() -> None:
+    sizes = (50, 30, 30, 10)  # million parameters: two stages in a row hold 70 or more, in a V 60
+
+    def uneven(work: Measurable, cluster: Cluster) -> LayerCosts:
+        found = estimated_costs(work, cluster)
+        pairs = zip(found.costs, sizes, strict=True)
+        return replace(found, costs=tuple(replace(cost, parameters=size * 10**6) for cost, size in pairs))
+
+    work, cluster = language(stages=2, blocks=2), Cluster(2, 65 * 16 * 10**6 * 100 // 95, "gpu")
+    found = nearest.nearest_plan(work, cluster, uneven, lambda text: None)
+    assert found is not None
+    assert "pipeline.schedule=auto" in found[1].split()
+    assert found[0].plan.pipeline.virtual_stages == 2
+
+
 def test_where_the_plan_chooses_m_the_advice_has_its_number() -> None:
     work = translation("pipeline.stages=2 pipeline.micro_batches=auto pipeline.remat=never train.batch_tokens=4096")
     roomy = parse_cluster("2xH100", LAPTOP)
