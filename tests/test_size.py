@@ -35,7 +35,7 @@ BUDGETS = {
     "experiments/huggingface": 1017,
     "experiments/images": 276,
     "experiments/language_model": 232,
-    "experiments/planning": 1512,
+    "experiments/planning": 1523,
     "experiments/report": 287,
     "experiments/scaling": 140,
     "experiments/sweeps": 2389,
