@@ -224,10 +224,8 @@ class PlanReport:
 
 
 def _reserve_text(machine: Machine, limit_bytes: int) -> str:
-    if not machine.reserve:
-        return ""
     whole = machine.whole_bytes(limit_bytes)
-    return f" ({whole / GIB:.2f} GiB minus a reserve of {1 - limit_bytes / whole:.0%})"
+    return f" ({whole / GIB:.2f} GiB minus a reserve of {1 - limit_bytes / whole:.0%})" if machine.reserve else ""
 
 
 def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:

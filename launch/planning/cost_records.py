@@ -65,7 +65,8 @@ class CostRecord:
         """Returns the record of a file, or None if there is no valid one."""
         try:
             fields = json.loads(path.read_text())
-            machine = Machine(**dict(fields["machine"], link=Link(**fields["machine"]["link"])))
+            link = Link(**fields["machine"]["link"])
+            machine = Machine(**dict(fields["machine"], link=link, stages=()))  # measured devices are equal
             return CostRecord(**dict(fields, costs=tuple(map(_layer_cost, fields["costs"])), machine=machine))
         except (OSError, ValueError, TypeError, KeyError):
             return None
