@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # not needed to start processes
     from launch.supervision.watchdog import Watchdog
     from launch.worker.attempt import Attempt
 
-PRELOAD = ["launch.worker.worker", "deepspeed"]
+PRELOAD = ["launch.backends.forked", "launch.worker.worker", "deepspeed"]
 """Imported once, by the forkserver: a worker then starts in a tenth of a second."""
 
 PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer"]
@@ -79,7 +79,7 @@ def run_processes(
     """
     check_socket_folder(tempfile.gettempdir(), SOCKET)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload([*preload, *modules_to_preload()])
+    context.set_forkserver_preload([*modules_to_preload(), *preload])
     _start_resource_tracker()
     results: Any = context.Queue()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -1,5 +1,6 @@
 """Plain processes: results by rank, the first failure, and no process left behind."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -30,8 +31,9 @@ def fail(rank, world, rendezvous, kind):
 
 
 def begin(rank, world, rendezvous):
-    """Returns the modules that a new worker has imported, and the CPU seconds of its start."""
-    return set(sys.modules), time.process_time()
+    """Returns the modules that a new worker has imported, the CPU seconds of its start, how many objects its garbage
+    collections leave out, and their thresholds."""
+    return set(sys.modules), time.process_time(), gc.get_freeze_count(), gc.get_threshold()
 
 
 def sleep(rank, world, rendezvous):
@@ -60,9 +62,11 @@ def test_a_worker_starts_with_its_modules_already_imported():
     code = f"import importlib, time\nfor name in {names}: importlib.import_module(name)\nprint(time.process_time())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = float(done.stdout.splitlines()[-1])
-    for modules, seconds in run_processes(begin, 2):
+    for modules, seconds, left_out, thresholds in run_processes(begin, 2):
         assert {*names, "torch._dynamo"} <= modules
         assert seconds < imported / 2
+        assert left_out > 10 * len(modules)
+        assert thresholds == gc.get_threshold()
 
 
 def test_a_worker_gets_the_data_libraries_of_its_driver(monkeypatch):
