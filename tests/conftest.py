@@ -1,5 +1,6 @@
 """Offline switches for every test, before anything that reads them is imported."""
 
+import gc
 import os
 import sys
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ os.environ.update(
 
 import hypothesis
 import pytest
+
+COLLECTS_AS_USUAL = gc.get_threshold()
+gc.set_threshold(*COLLECTS_AS_USUAL[:2], 100)  # full garbage collections were a third of the collection of tests
 
 # a machine that is busy with other work is no fault of an example
 hypothesis.settings.register_profile("any-speed", deadline=None)
@@ -56,6 +60,12 @@ def _own_imports_of_module():
 def _own_imports_of_test():
     with _own_imports():
         yield
+
+
+def pytest_collection_finish():
+    """Each full garbage collection of a test would search all imported modules again."""
+    gc.freeze()
+    gc.set_threshold(*COLLECTS_AS_USUAL)
 
 
 def pytest_collection_modifyitems(items):
