@@ -19,6 +19,9 @@ NETWORK = Link(latency_s=20e-6, bytes_per_s=25e9)
 """Network of a declared cluster: one 200 Gbit/s port per device (HDR InfiniBand). Our choice, between the 100 and 400
 Gbit/s that clusters have."""
 
+MOST_KINDS = 3
+"""Of the devices of a cluster: a plan tries all orders."""
+
 _COUNT = r"([1-9]\d{0,5})\s*[xX]\s*"
 
 
@@ -100,22 +103,32 @@ def parse_cluster(text: str, this: Cluster) -> Cluster:
     parts = [_parse_part(part, text, this) for part in text.split("+")]
     if len(parts) == 1:
         return parts[0]
-    if len({part.transport for part in parts}) > 1 or any(part.kind == "cpu" for part in parts):
-        raise SettingError(
-            f"{option('CLUSTER', repr(text))} mixes devices that exchange no messages; declare kinds of GPUs, such as "
-            "8xH100+8xA100-40GB, or kinds of TPUs"
-        )
-    nodes = [node for part in parts for node in part.nodes or (Node("", "", part.devices, part.devices),)]
-    numbered = tuple(replace(node, id=str(at), name=f"node {at}") for at, node in enumerate(nodes))
-    largest = max(parts, key=lambda part: part.bytes_per_device)
-    return replace(largest, devices=sum(part.devices for part in parts), nodes=numbered, parts=tuple(parts))
+    given, kinds = option("CLUSTER", repr(text)), list(dict.fromkeys(part.device for part in parts))
+    if THIS_DEVICE in text.lower():
+        raise SettingError(f"{given} has this machine beside other devices; name its device")
+    if len({part.transport for part in parts}) > 1:
+        raise SettingError(f"{given} mixes GPUs and other devices, which exchange no messages; plan for one of them")
+    if len(kinds) > MOST_KINDS:
+        raise SettingError(f"{given} has {len(kinds)} kinds of devices; plans take {MOST_KINDS} at most")
+    merged: list[Cluster] = []
+    count = 0
+    for device in kinds:
+        alike = [part for part in parts if part.device == device]
+        sizes = [node.total for part in alike for node in part.nodes or (Node("", "", 0, part.devices),)]
+        nodes = tuple(Node(str(at), f"node {at}", size, size) for at, size in enumerate(sizes, count))
+        merged.append(replace(alike[0], devices=sum(sizes), nodes=nodes))
+        count += len(sizes)
+    largest = max(merged, key=lambda part: part.bytes_per_device)
+    all_nodes = tuple(node for part in merged for node in part.nodes)
+    parts_of_kinds = tuple(merged) if len(merged) > 1 else ()
+    return replace(largest, devices=sum(part.devices for part in merged), nodes=all_nodes, parts=parts_of_kinds)
 
 
 def _parse_part(part: str, text: str, this: Cluster) -> Cluster:
     """Parses one kind of devices of a cluster."""
-    parts = re.fullmatch(rf"(?:{_COUNT})?(?:{_COUNT})?(.*)", part.strip(), re.DOTALL)
-    assert parts is not None, "everything matches"
-    numbers, name = [int(count) for count in parts.groups()[:2] if count], parts[3].strip()
+    match = re.fullmatch(rf"(?:{_COUNT})?(?:{_COUNT})?(.*)", part.strip(), re.DOTALL)
+    assert match is not None, "everything matches"
+    numbers, name = [int(count) for count in match.groups()[:2] if count], match[3].strip()
     try:
         if not name:
             raise SettingError(f"it has no device; {known_devices()}")
@@ -123,7 +136,7 @@ def _parse_part(part: str, text: str, this: Cluster) -> Cluster:
     except SettingError as fault:
         raise SettingError(
             f"{option('CLUSTER', repr(text))} is not a cluster: {fault}; write [nodes x] devices x device, such as "
-            "16x16GiB, 2x8xH100 or 4xA100-40GB"
+            "16x16GiB, 2x8xH100 or 4xA100-40GB, and + between kinds of devices"
         ) from None
     kind = this.kind if name.lower() == THIS_DEVICE else "gpu"
     count = numbers[0] if len(numbers) == 2 else 1

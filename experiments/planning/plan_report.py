@@ -150,7 +150,8 @@ class PlanReport:
             "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
             "stages": [
                 {
-                    "device": plan.machine.stages[placement.stage_of(k)].name if plan.machine.stages else None,
+                    "device": plan.device_names[placement.stage_of(k)] or None,
+                    "device_bytes": round(plan.machine.whole_bytes(plan.machine.limit_of(placement.stage_of(k)))),
                     "first_layer": stage.begin,
                     "last_layer": stage.end - 1,
                     "parameters": stage.parameters,
@@ -284,15 +285,13 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         for number_of in (placement.stage_of, placement.virtual_stage_of)
     )
     for k, stage in enumerate(plan.cells):
-        size, own = stage.end - stage.begin, stages[k]
-        following = None
+        size, own, device, following = stage.end - stage.begin, stages[k], plan.device_names[stages[k]], None
         if virtual_stages[k : k + 2] == [virtual_stages[k]] * 2 and _goes_on(stages[first : k + 2]):
-            following = plan.cells[k + 1]
+            following = plan.cells[k + 1] if plan.device_names[stages[k + 1]] == device else None
         if following is not None and (following.end - following.begin, following.cost) == (size, stage.cost):
             continue
         name = f"stage {own}" if first == k else f"stages {stages[first]}-{own}"
-        if plan.machine.stages:
-            name += f" on {plan.machine.stages[own].name}"
+        name += f" on {device}" if device else ""
         if plan.schedule_config.virtual_stages > 1:
             name += f", cell {virtual_stages[k]}"
         begin, cost = plan.cells[first].begin, stage.cost

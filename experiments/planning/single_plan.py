@@ -108,7 +108,7 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> Plan
         try:
             plans.append(_try_plan_on(work, cluster, cost_model, order))
         except PlanError as error:
-            fault = error
+            fault = fault or error
     if not plans and fault is not None:
         raise fault
     return min(plans, key=lambda plan: plan.step_s)
@@ -144,7 +144,7 @@ def _try_plan_on(
             machine, placement = on_unequal_devices(machine, layer_costs.costs, kinds, cluster, work)
         if placement is not None:
             machine = across_nodes(machine, placement, cluster)
-            notes += network_notes(placement, cluster)
+            notes += network_notes(placement, cluster, [stage.name for stage in machine.stages])
         if faults:
             check_memory(layer_costs.costs, pipeline, each, machine)
             raise PlanError(faults)
@@ -226,14 +226,14 @@ def with_step_interval(report: PlanReport) -> PlanReport:
         low, high = central(report.layer_costs.step_ratios)
         return replace(report, step_interval_s=(low * report.step_s, high * report.step_s))
     keyed = KeyedWork(report.experiment, report.experiment.key())
-    kinds = {part.device.name: part.device for part in report.cluster.parts if part.device is not None}
+    kinds = {part.device.name: (part.device, part.logits_bytes) for part in report.cluster.parts if part.device}
 
     def step_s(share: float) -> float:
-        def costs(device: Device) -> tuple[LayerCost, ...]:
+        def costs(device: Device, logits_bytes: int) -> tuple[LayerCost, ...]:
             return _estimated(keyed, replace(device, efficiency=share), logits_bytes)
 
-        stages = tuple(replace(stage, costs=costs(kinds[stage.name])) for stage in machine.stages)
-        return retimed_step_s(report.plan, costs(device), replace(machine, stages=stages))
+        stages = tuple(replace(stage, costs=costs(*kinds[stage.name])) for stage in machine.stages)
+        return retimed_step_s(report.plan, costs(device, logits_bytes), replace(machine, stages=stages))
 
     low, high = map(step_s, reversed(device.efficiency_range))
     return replace(report, step_interval_s=(low, high))

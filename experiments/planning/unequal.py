@@ -4,24 +4,26 @@
                          H H A A          stage k of all replicas is on the same kind, so all replicas take as long
 
 Devices of a kind follow one another, and the kinds come in a given order. How many stages each kind has is chosen
-together with the cut of the layers, so that the slowest stage is as fast as possible: exactly, for one cell a stage and
-``partition_unequal``'s times without messages. Other schedules, and cells given by hand, get the same devices. Inside a
-node all links count as the slowest kind's.
+together with the cut of the layers, so that the slowest stage is as fast as possible: exactly, for one cell a stage,
+without messages, and without recomputes if it fits so. Other schedules, and cells given by hand, get the same devices.
+Inside a node all links count as those of the slowest kind in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.planning.plan_report import LayerCosts
+from suite.errors import PlacementError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine, StageDevice
 from suite.pipeline.planning.fit import MemoryFit
 from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.planning.placement import Node, Placement
+from suite.pipeline.planning.placement import Node, Placement, place
 from suite.pipeline.planning.simulate import Link
 
 OTHER_SCHEDULES = ("auto", "csv", "search")
@@ -43,33 +45,35 @@ def on_unequal_devices(
         limit = kind.bytes_per_device - reserved_bytes(work, kind.bytes_per_device)
         device = StageDevice(kind.device.name, limit, layer_costs.costs)
         devices += [device] * (kind.devices // pipeline.replicas)
-    machines = [layer_costs.machine for _, layer_costs in kinds]
-    machine = replace(
-        machine,
-        link=min((one.link for one in machines if isinstance(one.link, Link)), key=lambda link: link.bytes_per_s),
-        reduce_bytes_per_s=min(one.reduce_bytes_per_s for one in machines),
-    )
     is_plain = pipeline.virtual_stages == 1 and pipeline.schedule not in OTHER_SCHEDULES
     update = {"schedule": pipeline.schedule if is_plain else "1f1b", "virtual_stages": 1, "schedule_rows": None}
-    with_one_cell = pipeline.model_copy(update=update)
     each = bytes_per_parameter(work.optimizer, pipeline.replicas)
-    stages = MemoryFit(costs, with_one_cell, each, machine).choose_devices(devices)
-    nodes = tuple(_nodes(cluster, [stage.name for stage in stages] * pipeline.replicas))
-    return replace(machine, stages=stages), Placement(nodes, pipeline.stages)
+    for remat in ("never", "auto") if pipeline.remat == "auto" else (pipeline.remat,):
+        fit = MemoryFit(costs, pipeline.model_copy(update=update | {"remat": remat}), each, machine)
+        with suppress(PlacementError):
+            stages = fit.choose_devices(devices)
+            break
+    else:
+        stages = fit.choose_devices(devices, in_memory=False)
+    names = [stage.name for stage in stages]
+    used = [one.machine for kind, one in kinds if kind.device is not None and kind.device.name in names]
+    machine = replace(
+        machine,
+        stages=stages,
+        link=min((one.link for one in used if isinstance(one.link, Link)), key=lambda link: link.bytes_per_s),
+        reduce_bytes_per_s=min(one.reduce_bytes_per_s for one in used),
+    )
+    return machine, _placed(cluster, names, pipeline.replicas)
 
 
-def _nodes(cluster: Cluster, names: Sequence[str]) -> Iterator[Node]:
-    """Yields the nodes of workers on devices of these names: of each kind in the order of the cluster."""
-    unused: dict[str, list[Node]] = {}
-    nodes = iter(cluster.nodes)
+def _placed(cluster: Cluster, names: Sequence[str], replicas: int) -> Placement:
+    """Returns the placement of replicas whose stages have devices of these names: each kind is placed by itself."""
+    placed = {}
     for part in cluster.parts:
-        assert part.device is not None, "the devices of a mixed cluster are declared"
-        own = unused.setdefault(part.device.name, [])
-        for _ in part.nodes or (None,):
-            node = next(nodes)
-            own += [node] * node.total
-    for name in names:
-        yield unused[name].pop(0)
+        if part.device is not None and (count := names.count(part.device.name)):
+            placed[part.device.name] = iter(place(part.nodes, count, replicas).nodes)
+    row: list[Node] = [next(placed[name]) for _ in range(replicas) for name in names]
+    return Placement(tuple(row), len(names))
 
 
 def reserved_bytes(work: Experiment, memory: int) -> int:

@@ -80,7 +80,8 @@ class MemoryFit:
         """Returns a fault for each stage that does not fit."""
         return [
             f"stage {k} (layers {_layers(self.placement.on_stage(k, ranges))}) needs {need / GIB:.2f} GiB, "
-            f"the device has {self._in_gib(limit_bytes - self.machine.missing_bytes(k))}"
+            f"the {self.machine.stages[k].name if self.machine.stages else 'device'} has "
+            f"{self._in_gib(limit_bytes - self.machine.missing_bytes(k))}"
             for k, need in enumerate(self.peaks(self._schedule, ranges))
             if need > limit_bytes - self.machine.missing_bytes(k)
         ]
@@ -171,17 +172,15 @@ class MemoryFit:
         lightest = self.lightest_cut()
         return lightest if self.machine.stages else tuple(with_even_stages(lightest, self._seconds(self.costs), owners))
 
-    def choose_devices(self, devices: Sequence[StageDevice]) -> tuple[StageDevice, ...]:
-        """Returns the device of each stage, of devices in a row, for the most even cells that fit them; that of cells
-        which do not fit, if none do. Each stage has one cell."""
+    def choose_devices(self, devices: Sequence[StageDevice], in_memory: bool = True) -> tuple[StageDevice, ...]:
+        """Returns the device of each stage, of devices in a row, for the most even cells, of those that fit if they are
+        ``in_memory``. Each stage has one cell. Raises PlacementError if none fit."""
         kinds = list(dict.fromkeys(devices))
         numbers = [kinds.index(device) for device in devices]
         seconds = [self._seconds(kind.costs) for kind in kinds]
-        ends = [self.memory_model.furthest_end(self._cell_limit_bytes(kind.memory_limit_bytes)) for kind in kinds]
-        try:
-            chosen, _ = partition_unequal(seconds, numbers, self._count, ends)
-        except PlacementError:
-            chosen, _ = partition_unequal(seconds, numbers, self._count)
+        limits = [self._cell_limit_bytes(kind.memory_limit_bytes) for kind in kinds] if in_memory else []
+        ends = [self.memory_model.furthest_end(limit) for limit in limits]
+        chosen, _ = partition_unequal(seconds, numbers, self._count, ends or None)
         return tuple(kinds[number] for number in chosen)
 
     def _seconds(self, costs: Sequence[LayerCost]) -> list[float]:
@@ -215,6 +214,8 @@ class MemoryFit:
             return cell_ranges(self._cut(limit_bytes), len(self.costs))
         except PlacementError as error:
             furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
+            if self.machine.stages and fewest_stages(furthest_end) is not None:
+                raise PlanError(self._too_large(lightest, limit_bytes)) from None
             fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
             raise PlanError([fault or str(error)]) from None
 

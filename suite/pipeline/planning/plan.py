@@ -111,6 +111,11 @@ class Plan:
         return self.schedule_config.owners(self.pipeline.stages)
 
     @property
+    def device_names(self) -> list[str]:
+        """The kind of device of each stage; empty where all are equal."""
+        return [device.name for device in self.machine.stages] or [""] * self.pipeline.stages
+
+    @property
     def excess(self) -> float:
         """By which share the step may be longer than that of the fastest schedule of these cells in this memory."""
         return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s else 0.0

@@ -66,13 +66,23 @@ def test_a_cluster_may_have_several_kinds_of_devices() -> None:
     assert parse_cluster("8xH100", THIS).most_replicas(3) == 2
 
 
+def test_equal_kinds_are_one() -> None:
+    parsed = parse_cluster("8xH100+4xA100+2x4xH100", THIS)
+    assert [(part.devices, [node.name for node in part.nodes]) for part in parsed.parts] == [
+        (16, ["node 0", "node 1", "node 2"]), (4, ["node 3"]),
+    ]  # fmt: skip
+    one = parse_cluster("8xH100+4xH100", THIS)
+    assert (one.parts, one.devices, [node.total for node in one.nodes]) == ((), 12, [8, 4])
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
         ("8xH100+8xFOO+2xA100", "no device is called 'FOO'"),
         ("8xH100+", "it has no device"),
-        ("8xH100+2xthis", "mixes devices that exchange no messages"),
-        ("8xH100+8xTPUv3", "mixes devices that exchange no messages"),
+        ("8xH100+2xthis", "has this machine beside other devices"),
+        ("8xH100+8xTPUv3", "mixes GPUs and other devices"),
+        ("H100+H200+A100+V100", "has 4 kinds of devices; plans take 3 at most"),
         ("8xH100+0xA100", "no device is called '0xA100'"),
     ],
 )
@@ -120,7 +130,9 @@ def is_the_sentence(message: str, text: str) -> None:
     """Checks that an error says what was given, what is known and how to write it, on one line."""
     assert message.startswith(f"CLUSTER={text!r} is not a cluster: ")
     assert "devices are TPUv2, TPUv3, P100, " in message
-    assert message.endswith("write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 or 4xA100-40GB")
+    assert message.endswith(
+        "write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 or 4xA100-40GB, and + between kinds of devices"
+    )
     assert "\n" not in message
 
 

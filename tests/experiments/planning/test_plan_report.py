@@ -26,8 +26,8 @@ KEYS = {
     "step_interval_s",
 }  # fmt: skip
 STAGE_KEYS = {
-    "device", "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s",
-    "activation_bytes", "gradient_bytes", "idle", "peak_bytes", "process_bytes",
+    "device", "device_bytes", "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s",
+    "update_s", "activation_bytes", "gradient_bytes", "idle", "peak_bytes", "process_bytes",
 }  # fmt: skip
 
 

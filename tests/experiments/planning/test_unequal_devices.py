@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 
 import pytest
@@ -11,7 +12,7 @@ from experiments.planning.best import best_plans
 from experiments.planning.planner import plan_workload
 from experiments.planning.single_plan import estimated_costs
 from suite.errors import PlanError
-from tests.experiments.planning.works import LAPTOP, refused, translation
+from tests.experiments.planning.works import LAPTOP, language, refused, translation
 
 MIXED = parse_cluster("4xH100+4xP100", LAPTOP)
 
@@ -47,8 +48,40 @@ def test_a_slower_device_gets_fewer_parameters() -> None:
 def test_best_plans_use_several_kinds() -> None:
     plans = best_plans(translation(), MIXED, estimated_costs, "pipeline.micro_batches=8")
     assert plans == sorted(plans, key=lambda report: report.step_s)
+    assert any(len({stage.name for stage in report.plan.machine.stages}) == 2 for report in plans)
     shapes = [(report.plan.pipeline.stages, report.plan.pipeline.replicas) for report in plans]
     assert all(MIXED.most_replicas(stages) >= replicas for stages, replicas in shapes)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_kind_that_is_not_used_changes_nothing(replicas: int) -> None:
+    wide = translation(f"pipeline.stages=2 pipeline.replicas={replicas} model.width=1024 model.feed_forward=4096")
+    alone, beside = (
+        plan_workload(wide, parse_cluster(text, LAPTOP), estimated_costs) for text in ("2x3xH100", "2x3xH100+1xP100")
+    )
+    assert {stage.name for stage in beside.plan.machine.stages} == {"H100"}
+    assert beside.step_s == alone.step_s
+    assert alone.placement is not None
+    assert beside.placement is not None
+    assert beside.placement.ids == alone.placement.ids
+
+
+def test_equal_stages_on_two_kinds_have_a_line_each() -> None:
+    """Both kinds are as fast; one has twice the memory."""
+    plan = plan_workload(language(6, 12), parse_cluster("3xV100+3xV100-32GB", LAPTOP), estimated_costs)
+    assert len({stage.name for stage in plan.plan.machine.stages}) == 2
+    for line in plan.lines():
+        if found := re.match(r"  stages? (\d+)(?:-(\d+))? on ([\w-]+):", line):
+            first, last = int(found[1]), int(found[2] or found[1])
+            assert {plan.plan.machine.stages[k].name for k in range(first, last + 1)} == {found[3]}
+
+
+def test_a_refusal_names_the_device_of_the_stage_and_a_plan_that_fits() -> None:
+    """Three stages need the smaller devices too; two fit the larger ones."""
+    wide = translation("pipeline.stages=3 pipeline.micro_batches=2 model.width=1024 model.feed_forward=4096")
+    fault = refused(wide, parse_cluster("2xH100:4GiB+2xP100:3.4GiB", LAPTOP))
+    assert re.search(r"the (H100:4GiB has 4.00|P100:3.4GiB has 3.40) GiB", fault.errors[0])
+    assert "pipeline.stages=" in fault.remedy
 
 
 def test_more_stages_than_the_kinds_give_to_each_replica_are_refused() -> None:

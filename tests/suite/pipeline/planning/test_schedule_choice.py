@@ -68,6 +68,7 @@ def test_each_schedule_that_search_finds_fits_the_memory_of_its_plan(seed):
     machine = replace(machine, memory_limit_bytes=least + rng.choice([0, 300, 1_000]))
     for cut in _cuts(pipeline, costs, 1.0, machine):
         plan = _searched(cut, 0.1)
+        assert plan is not None or search(cut.problem, cut.starts, 0.1) is None
         assert plan is None or all(cell.peak_bytes <= machine.memory_limit_bytes for cell in plan.cells)
 
 
