@@ -100,3 +100,8 @@ def costs_of_run(layer_costs: LayerCosts, work: Measurable, cluster: Cluster) ->
         bucket = min(2 * ACCELERATOR_BUCKET_BYTES, 4 * facts.parameters) if pipeline.replicas > 1 else 0
         machine = replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives + bucket)
     return replace(layer_costs, costs=costs, machine=machine)
+
+
+def reserved_bytes(work: Measurable, memory: int) -> int:
+    """Returns the bytes of a device that a plan leaves free."""
+    return int(work.pipeline.memory_reserve * memory)

@@ -13,7 +13,7 @@ from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.base.setting_faults import faults_of
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import costs_of_run, model_facts
+from experiments.planning.model_facts import costs_of_run, model_facts, reserved_bytes
 from experiments.planning.nearest import nearest_plan
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
 from experiments.planning.single_plan import (
@@ -25,7 +25,6 @@ from experiments.planning.single_plan import (
     try_plan,
     with_most_micro_batches,
 )
-from experiments.planning.unequal import reserved_bytes
 from suite.errors import PlanError, SuiteError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB

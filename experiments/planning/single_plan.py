@@ -12,10 +12,10 @@ from itertools import islice, permutations
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts
+from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts, reserved_bytes
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central, in_seconds
-from experiments.planning.unequal import on_unequal_devices, reserved_bytes
+from experiments.planning.unequal import on_unequal_devices
 from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.log import Log
@@ -101,6 +101,7 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
+    """Returns the plan for given micro-batches; of several kinds of devices the fastest over their orders."""
     if not cluster.parts:
         return _try_plan_on(work, cluster, cost_model)
     plans, fault = [], None

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.planning.model_facts import reserved_bytes
 from experiments.planning.plan_report import LayerCosts
 from suite.errors import PlacementError
 from suite.pipeline.planning.costs import LayerCost
@@ -74,8 +75,3 @@ def _placed(cluster: Cluster, names: Sequence[str], replicas: int) -> Placement:
             placed[part.device.name] = iter(place(part.nodes, count, replicas).nodes)
     row: list[Node] = [next(placed[name]) for _ in range(replicas) for name in names]
     return Placement(tuple(row), len(names))
-
-
-def reserved_bytes(work: Experiment, memory: int) -> int:
-    """Returns the bytes of a device that a plan leaves free."""
-    return int(work.pipeline.memory_reserve * memory)

@@ -1,7 +1,8 @@
-"""Selects the network interface for torch.distributed: the one with the address that Ray uses for the node.
+"""Selects the network interface for torch.distributed.
 
-Its default is the interface that the host name resolves to: often loopback, or not the cluster's network. Workers on
-different nodes then never connect.
+By default torch.distributed uses the interface that the host name resolves to. On many machines that is loopback, or
+not the cluster's network; workers on different nodes then never connect. The right interface is the one with the
+address that Ray uses for the node.
 """
 
 from __future__ import annotations

@@ -48,8 +48,10 @@ class RayClusterBackend(Backend):
         """Devices of each node, by node id."""
 
     def cluster(self) -> Cluster:
-        """Returns the devices of the nodes that answer, free or busy. Raises PlacementError when the cluster does not
-        answer or has no devices."""
+        """Returns the devices of the nodes that answer, free or busy.
+
+        Raises PlacementError when the cluster does not answer or has no devices.
+        """
         with answering("which devices it has"):
             kind = self._connection.kind()
             nodes = tuple(replace(node, free=node.total) for node in self._connection.nodes(kind))

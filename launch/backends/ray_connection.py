@@ -101,7 +101,8 @@ class Connection:
         return ids - {node["NodeID"] for node, answers in zip(known, _answers(known), strict=True) if answers}
 
     def end_controller(self) -> None:
-        """Kills this driver's Ray Train controller, which runs on this machine: threads that wait for it return."""
+        """Kills this driver's Ray Train controller, which runs on the driver's machine. Threads that wait for it
+        return."""
         job = ray.get_runtime_context().get_job_id()
         for actor in actors(actor_state_name="ALIVE").values():
             if actor["JobID"] == job and actor["ActorClassName"] == "TrainController":

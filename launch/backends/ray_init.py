@@ -18,9 +18,11 @@ CONNECT_TIMEOUT_S = 5.0
 
 
 def join(address: str, alternative: str) -> None:
-    """Connects to the Ray cluster at ``host:port``, or another form of address that Ray accepts. Raises PlacementError
-    when nothing answers there or this Ray cannot join the cluster. ``alternative``, what else the user can do, is part
-    of the message."""
+    """Connects to the Ray cluster at ``host:port``, or another form of address that Ray accepts.
+
+    Raises PlacementError when nothing answers there or this Ray cannot join the cluster. ``alternative``, what else
+    the user can do, is part of the message.
+    """
     _check_reachable(address, alternative)
     from ray.exceptions import AuthenticationError
 
@@ -57,9 +59,11 @@ def init(**arguments: Any) -> None:
 
 
 def shutdown() -> None:
-    """Leaves Ray, and ends a local one; keeps this process's SIGTERM handler. Ray's C++ part removes the handler, and
-    Ray then takes a second or more to end its local processes, so the handler is restored in between: otherwise a
-    SIGTERM would end this process silently."""
+    """Leaves Ray, and ends a local one; keeps this process's SIGTERM handler.
+
+    Ray's C++ part removes the SIGTERM handler when it shuts down. Ray then needs a second or more to end its local
+    processes, in which a SIGTERM would end this process silently. So the handler is restored in between.
+    """
     import ray
     import ray._private.state
 

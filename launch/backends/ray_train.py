@@ -122,9 +122,11 @@ class RayTrainLauncher:
 
     def available_devices(self, workers: int) -> int:
         """Returns how many devices are free, at most ``workers``. Waits for that many: SPARE_NODE_TIMEOUT_S, or
-        ``train.device_timeout_s`` if the cluster has enough devices and they are busy. Devices of this run's own agents
-        count if the agents can be reused; otherwise the agents are released first. Waits until Ray has noticed lost
-        nodes: it would place workers on them."""
+        ``train.device_timeout_s`` if the cluster has enough devices and they are busy.
+
+        Devices of this run's own agents count if the agents can be reused; otherwise the agents are released first.
+        Waits until Ray has noticed lost nodes: it would place workers on them.
+        """
         if self._can_reuse_agents(workers):
             return workers
         self._release()

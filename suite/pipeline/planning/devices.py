@@ -6,7 +6,7 @@ about 79 GiB of 80 GB cards, 139 GiB of an H200 and 15.75 GiB of 16 GB cards (``
 of one accelerator, or of one core of a TPU board, which the GPipe paper counts as an accelerator. ``efficiency`` is the
 share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of H100s (47%), in a range
 of 0.3 to 0.7 (ours). Of this machine large products are measured: layers reach 0.6 to 1 of that (ours). Everything
-computed from these numbers is an estimate and is marked as one.
+computed from these numbers is an estimate and is marked as one. So are the bytes that NCCL takes, at the end.
 """
 
 from __future__ import annotations
@@ -287,6 +287,7 @@ def p2p_communicators(pairs: Sequence[CellPair], placement: CellPlacement) -> li
 
 
 def collective_bytes(stages: int, replicas: int, tied: int) -> int:
-    """Returns the bytes of a worker's communicators for collectives, for a number of ``tied`` parameters."""
+    """Returns the bytes of a worker's communicators for collectives: of all workers, of the replicas of its stage, and
+    of the stages that hold each of the ``tied`` parameters."""
     groups = (stages * replicas > 1) + (replicas > 1) + (tied if stages > 1 else 0)
     return groups * COLLECTIVE_BYTES

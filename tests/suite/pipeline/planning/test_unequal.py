@@ -62,7 +62,7 @@ def planned(costs, devices, asked):
     return make_plan(costs, asked, 1.0, Machine(most, stages=tuple(devices)))
 
 
-def chosen(costs, devices, asked):  # where all fit
+def chosen(costs, devices, asked):
     machine = Machine(max(each.memory_limit_bytes for each in devices))
     return MemoryFit(costs, asked, 1.0, machine).choose_devices(devices)
 
