@@ -1,13 +1,15 @@
 """Runs all slow tests, two files side by side, and writes their outcome to docs/results/test-faults.md.
 
 Each file has a process of its own, because Ray keeps its first settings, such as a token, until the process ends. Files
-that start clusters use the same ports, so they run one after another; the others run beside them.
+that start clusters use the same ports, so one lane runs them one after another; the other lane runs the other files,
+which both share once no clusters are left.
 """
 
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,13 +24,18 @@ def main() -> int:
     """Returns 1 if a file failed."""
     commit = _git("describe", "--always", "--dirty")
     files = sorted(HERE.glob("*/test_*.py"))
-    with_cluster = [path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem))]
+    with_cluster = deque(path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem)))
+    others = deque(path for path in files if path not in with_cluster)
     rows: dict[Path, str] = {}
     failed: list[Path] = []
     begun, lock = time.monotonic(), threading.Lock()
 
-    def run_all(paths: list[Path]) -> None:
-        for path in paths:
+    def next_file(queues: tuple[deque[Path], ...]) -> Path | None:
+        with lock:
+            return next((queue.popleft() for queue in queues if queue), None)
+
+    def run_all(*queues: deque[Path]) -> None:
+        while path := next_file(queues):
             print(f"{_name(path)}: started", flush=True)
             has_passed, row = _run(path)
             with lock:
@@ -37,8 +44,8 @@ def main() -> int:
                 _write(commit, [rows[key] for key in files if key in rows], len(files), time.monotonic() - begun)
 
     lanes = [
-        threading.Thread(target=run_all, args=(lane,), daemon=True)  # an interrupt ends both
-        for lane in (with_cluster, [path for path in files if path not in with_cluster])
+        threading.Thread(target=run_all, args=queues, daemon=True)  # an interrupt ends both
+        for queues in ((with_cluster, others), (others,))
     ]
     for lane in lanes:
         lane.start()
