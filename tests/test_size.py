@@ -26,7 +26,7 @@ BUDGETS = {
     "launch/sweeps": 1056,
     "launch/tracking": 674,
     "launch/train": 661,
-    "launch/watching": 1274,
+    "launch/watching": 1302,
     "launch/worker": 1938,
     "experiments": 220,
     "experiments/base": 1159,

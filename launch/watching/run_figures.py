@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.planning.plan_report import schedule_name
 from experiments.report.figure import COLOURS, INK, new_figure, thinned
 from experiments.report.page import Picture
 from launch.watching.run_data import RunData
 from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.plan import Alternative
 from suite.training.jsonl import read_lines
 from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, train_metric, units_done, units_per_s
 
@@ -96,6 +99,30 @@ def worker_name(stem: str, run: RunData) -> str:
     """Returns ``stage 2``, or ``replica 1, stage 2``, of the file name ``1-2``."""
     replica, _, stage = stem.partition("-")
     return f"stage {stage}" if run.experiment.pipeline.replicas == 1 else f"replica {replica}, stage {stage}"
+
+
+def schedule_pictures(run: RunData) -> list[Picture]:
+    """Returns the step of each schedule of the plan by the memory that it needs; none where the plan had no choice."""
+    fitting = [each for each in run.plan.get("schedules", []) if "fault" not in each]
+    if len(fitting) < 2:
+        return []
+    figure, axis = new_figure("GiB of the largest stage", "step, s", size=(7.0, 3.4))
+    fastest = math.inf
+    front: Points = []
+    for each in sorted(fitting, key=lambda each: (each["peak_bytes"], each["step_s"])):
+        memory, seconds = each["peak_bytes"] / GIB, each["step_s"]
+        if seconds < fastest:
+            fastest = seconds
+            front.append((memory, seconds))
+        name = Alternative(each["schedule"], each["virtual_stages"])
+        style = {"marker": "*", "markersize": 13} if each["chosen"] else {"marker": "o", "markersize": 5}
+        axis.plot(memory, seconds, linestyle="", label=schedule_name(name), **style)
+    axis.step(*zip(*front, strict=True), where="post", linewidth=1, color=INK, zorder=0)
+    axis.set_xlim(0, 1.1 * max(each["peak_bytes"] for each in fitting) / GIB)
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    caption = "Planned: the step of each schedule that fits by its memory. The line is the fastest within a memory."
+    return [Picture("schedules", figure, f"{caption} The star is the plan.")]
 
 
 def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:

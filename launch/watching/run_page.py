@@ -46,6 +46,7 @@ def run_page(run: RunData) -> Page:
         _loss_section(run),
         Section("Plan and measurement", tables=[_plan_table(run, traced), *_stage_table(run, traced)]),
         Section("Timeline of a step", pictures=_timeline(run, traced)),
+        Section("Schedules of the plan", pictures=run_figures.schedule_pictures(run)),
         Section("Throughput and memory", pictures=run_figures.speed_and_memory_pictures(run)),
         Section("Optimizer", pictures=run_figures.optimizer_pictures(run)),
         score_section(run),

@@ -12,10 +12,12 @@ from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.watching.report import comparison, update_page
 from launch.watching.run_data import read_run
+from launch.watching.run_figures import schedule_pictures
 from launch.watching.run_page import run_page
 from launch.watching.run_state import read_state
 from launch.watching.watch import WatchView, describe_end
 from suite.errors import SettingError
+from suite.pipeline.planning.devices import GIB
 from tests.launch.command_line import call
 
 
@@ -69,6 +71,37 @@ def test_a_validation_without_its_step_has_no_place_on_an_axis_of_tokens(tmp_pat
     run = read_run(folder(tmp_path, [validation(1, 4.2), step(2), validation(2, 4.0)]))
     assert run.valid_points("nll", "train/tokens") == [(200.0, 4.0)]
     assert run.valid_points("nll") == [(1, 4.2), (2, 4.0)]
+
+
+def plan_with(*schedules):
+    return {
+        "schedules": [
+            {"schedule": name, "virtual_stages": 1, "chosen": name == "1f1b"} | found for name, found in schedules
+        ]
+    }
+
+
+def test_a_page_has_the_step_of_each_schedule_that_fits_by_its_memory(tmp_path):
+    plan = plan_with(
+        ("fill_drain", {"step_s": 2.0, "peak_bytes": 4 * GIB}),
+        ("1f1b", {"step_s": 2.0, "peak_bytes": 2 * GIB}),
+        ("zero_bubble", {"step_s": 1.5, "peak_bytes": 3 * GIB}),
+        ("interleaved", {"fault": "too large"}),
+    )
+    run = folder(tmp_path, [step(1)])
+    run.plan_record.write_text(json.dumps(plan))
+    [picture] = schedule_pictures(read_run(run))
+    lines = {line.get_label(): line.get_xydata().tolist() for line in picture.figure.axes[0].get_lines()}
+    front = lines.popitem()[1]
+    assert lines == {"1f1b": [[2, 2.0]], "zero_bubble": [[3, 1.5]], "fill_drain": [[4, 2.0]]}
+    assert front == [[2, 2.0], [3, 1.5]]
+    assert ">zero_bubble</text>" in run_page(read_run(run)).html()
+
+
+def test_a_page_of_a_plan_with_one_schedule_compares_none(tmp_path):
+    run = folder(tmp_path, [step(1)])
+    run.plan_record.write_text(json.dumps(plan_with(("1f1b", {"step_s": 2.0, "peak_bytes": 2 * GIB}))))
+    assert "Schedules of the plan" not in run_page(read_run(run)).html()
 
 
 def test_more_accuracy_is_better(tmp_path):
