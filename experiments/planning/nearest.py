@@ -48,7 +48,8 @@ def nearest_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, log:
     search = _Search(work, cluster, cost_model)
     with_others = [free for free in FREE if "schedule" in free]
     for free, any_schedule in [*((free, False) for free in FREE), *((free, True) for free in with_others)]:
-        log(f"the nearest plan that fits, with other {' '.join(free or ('cells',))}")
+        any_text = ", any schedule" if any_schedule else ""
+        log(f"the nearest plan that fits, with other {' '.join(free or ('cells',))}{any_text}")
         if (nearest := search.first(without_cells, free, any_schedule=any_schedule)) is not None:
             return nearest
     smaller = list(_smaller_batches(freed(without_cells, ())[0]))

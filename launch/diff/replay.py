@@ -33,7 +33,7 @@ from launch.worker.devices import this_machine
 from launch.worker.distributed import init_process_group
 from launch.worker.run_plan import RunPlan
 from suite.device import MULTIPLIES_BF16_INTO_FP32
-from suite.errors import CheckpointError, RunFileError, SettingError
+from suite.errors import CheckpointError, SettingError
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges
@@ -68,7 +68,7 @@ def replay(name: str, asked: ReplayedAction, stop: Stop | None, save: Path | Non
     if save is not None and (save.is_dir() or not save.parent.is_dir()):
         raise SettingError(f"--save is {save}; give a file in a folder that exists")
     run = find_run(name)
-    chosen, plan = read_experiment_file(run.experiment), read_plan(run)
+    chosen, plan = read_experiment_file(run.experiment), RunPlan.read(run.plan_record)
     layers = _layers_of(asked, chosen, plan)
     pipeline, threads = chosen.pipeline, threads_of(chosen)
     micro_batch = asked.replica * pipeline.micro_batches + asked.action.micro_batch
@@ -88,16 +88,6 @@ def replay(name: str, asked: ReplayedAction, stop: Stop | None, save: Path | Non
         torch.save({(place.layer, place.what): tensor.cpu() for place, tensor in found.items()}, save)
         console.print(f"written: {save}, {len(found)} tensors; torch.load reads them")
     return is_same
-
-
-def read_plan(run: RunFolder) -> RunPlan:
-    """Returns a run's plan. Raises RunFileError if it has none, or a damaged one."""
-    try:
-        return RunPlan.read(run.plan_record)
-    except OSError as error:
-        raise RunFileError(
-            f"{run.path} has no plan that can be read ({error}); resume the run to plan it anew"
-        ) from None
 
 
 def _layers_of(asked: ReplayedAction, chosen: Experiment, plan: RunPlan) -> range:

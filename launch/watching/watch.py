@@ -142,7 +142,7 @@ class WatchView:
     def _schedule(self, attempt: Attempt) -> ScheduleConfig:
         """Returns the planned schedule; for a pipeline that has shrunk since, one with the same actions but no
         recomputes: the grid then shows recomputes without their neighbours."""
-        with suppress(RunFileError, OSError):  # it is written once the workers have started
+        with suppress(RunFileError):  # it is written once the workers have started
             plan = RunData(self.run).plan
             if (plan.get("K"), plan.get("M")) == (attempt.fields["K"], attempt.fields["M"]):
                 return RunPlan.read(self.run.plan_record).schedule_config

@@ -33,13 +33,14 @@ class RunPlan:
 
     @staticmethod
     def read(path: Path) -> RunPlan:
-        """Reads it from a ``plan.json``. Raises RunFileError for a damaged one, OSError for none."""
+        """Reads it from a ``plan.json``. Raises RunFileError for none, or a damaged one."""
         try:
             return _ADAPTER.validate_json(path.read_bytes())
+        except OSError as error:
+            fault = f"{path} cannot be read ({error.strerror})"
         except ValidationError as error:
-            raise RunFileError(
-                f"{path} is damaged: {error.errors()[0]['msg']}; resume the run to plan it anew"
-            ) from None
+            fault = f"{path} is damaged: {error.errors()[0]['msg']}"
+        raise RunFileError(f"{fault}; resume the run to plan it anew")
 
     def coord(self, rank: int, pipeline: PipelineSettings) -> RankCoord:
         owners = self.schedule_config.owners(pipeline.stages)

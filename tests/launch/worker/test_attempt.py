@@ -26,3 +26,8 @@ def test_a_damaged_plan_is_one_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(RunFileError, match=r"plan\.json is damaged: .*; resume the run to plan it anew"):
         RunPlan.read(path)
+
+
+def test_a_run_without_a_plan_is_one_sentence(tmp_path):
+    with pytest.raises(RunFileError, match=r"plan\.json cannot be read \(No such file .*\); resume the run to plan it"):
+        RunPlan.read(tmp_path / "plan.json")
