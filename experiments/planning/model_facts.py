@@ -19,6 +19,10 @@ from suite.settings import OptimizerSettings
 from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES
 from suite.training.update_rule import state_shapes
 
+HEAP_SHARE = 0.2
+"""Of a CPU's memory: what the C heap keeps between tensors. Workers were 20 to 37% larger than their plan (measured),
+and the driver takes 0.3 GiB."""
+
 
 @dataclass(frozen=True)
 class KeyedWork:
@@ -102,6 +106,7 @@ def costs_of_run(layer_costs: LayerCosts, work: Measurable, cluster: Cluster) ->
     return replace(layer_costs, costs=costs, machine=machine)
 
 
-def reserved_bytes(work: Measurable, memory: int) -> int:
+def reserved_bytes(work: Measurable, cluster: Cluster, memory: int) -> int:
     """Returns the bytes of a device that a plan leaves free."""
-    return int(work.pipeline.memory_reserve * memory)
+    share = work.pipeline.memory_reserve + (HEAP_SHARE if cluster.kind == "cpu" else 0)
+    return int(share * memory)

@@ -84,18 +84,16 @@ def least_memory(work: Experiment, cluster: Cluster) -> int | None:
     work = with_most_micro_batches(work)
     layer_costs = costs_of_run(estimated_costs(work, cluster), work, cluster)
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
-    if not shares_cores(cluster):
-        # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice
-        limit = least_limit(layer_costs.costs, work.pipeline, each, layer_costs.machine, 2**20)
-        if limit is None:
-            return None
-        tenths = -(-limit // TENTH)
-        while cluster.kind == "gpu" and tenths * TENTH - reserved_bytes(work, tenths * TENTH) < limit:
-            tenths += 1
-        return tenths * TENTH
-    limit = least_limit(layer_costs.costs, work.pipeline, each, on_one_host(layer_costs.machine, work, cluster), TENTH)
+    machine = on_one_host(layer_costs.machine, work, cluster) if shares_cores(cluster) else layer_costs.machine
+    # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice
+    limit = least_limit(layer_costs.costs, work.pipeline, each, machine, 2**20)
+    if limit is None:
+        return None
+    tenths = -(-limit // TENTH)
+    while tenths * TENTH - reserved_bytes(work, cluster, tenths * TENTH) < limit:
+        tenths += 1
     workers = work.pipeline.stages * work.pipeline.replicas
-    return None if limit is None else -(-limit * workers // cluster.devices)
+    return -(-tenths * TENTH * workers // cluster.devices) if shares_cores(cluster) else tenths * TENTH
 
 
 def merged(given: str, settings: str) -> str:

@@ -137,9 +137,8 @@ def _try_plan_on(
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not (faults or order) else None
         machine = on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
-        if cluster.kind == "gpu":
-            reserve = reserved_bytes(work, machine.memory_limit_bytes)
-            machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
+        reserve = reserved_bytes(work, cluster, machine.memory_limit_bytes)
+        machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
         if order and not faults:
             kinds = [(kind, costs_of_run(cost_model(work, kind), work, kind)) for kind in order]
             machine, placement = on_unequal_devices(machine, layer_costs.costs, kinds, cluster, work)

@@ -43,7 +43,7 @@ def on_unequal_devices(
     pipeline, devices = work.pipeline, []
     for kind, layer_costs in kinds:
         assert kind.device is not None, "the devices of a mixed cluster are declared"
-        limit = kind.bytes_per_device - reserved_bytes(work, kind.bytes_per_device)
+        limit = kind.bytes_per_device - reserved_bytes(work, kind, kind.bytes_per_device)
         device = StageDevice(kind.device.name, limit, layer_costs.costs)
         devices += [device] * (kind.devices // pipeline.replicas)
     is_plain = pipeline.virtual_stages == 1 and pipeline.schedule not in OTHER_SCHEDULES

@@ -109,7 +109,11 @@ def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log
     from launch.backends.processes import run_processes
     from launch.worker.measure import measure_layers
 
-    return run_processes(measure_layers, workers, work, threads, cluster.kind == "gpu", log_file, cluster.logits_bytes)
+    memory_bytes = cluster.bytes_per_device
+    if _is_here(cluster):
+        memory_bytes = memory_bytes * cluster.devices // workers
+    facts = cluster.kind == "gpu", log_file, memory_bytes, cluster.logits_bytes
+    return run_processes(measure_layers, workers, work, threads, *facts)
 
 
 def _reason_to_remeasure(cached: CostRecord, cluster: Cluster, keeps_doubted: bool) -> str:

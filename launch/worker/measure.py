@@ -50,9 +50,11 @@ def measure_layers(
     threads: int,
     use_gpu: bool,
     log_file: Path,
+    memory_bytes: int,
     logits_bytes: int = CPU_LOGITS_BYTES,
 ) -> LayerMeasurements:
-    """Profiles a workload's layers in ``world`` concurrent processes, like the workers of a run.
+    """Profiles a workload's layers in ``world`` concurrent processes, like the workers of a run. Each may take
+    ``memory_bytes``.
 
     The libraries' output goes to ``log_file``.
     """
@@ -74,7 +76,7 @@ def measure_layers(
     settings = workload.optimizer
     begin_s, cpu_s = time.perf_counter(), time.process_time()
     update = partial(single_device_update, settings=settings)
-    costs = profile(layers, loss, sample, device, settings.precision, update, majority)
+    costs = profile(layers, loss, sample, device, settings.precision, update, majority, memory_bytes)
     computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)
     process_bytes = _process_bytes(device, anonymous_bytes)
     size = max(1, max(cost.boundary_bytes for cost in costs))

@@ -64,13 +64,15 @@ def profile(
     precision: str,
     make_update: Callable[[nn.Module], Update],
     synchronize: Synchronize = bool,
+    memory_bytes: int = 4 * MOST_PASS_BYTES,
 ) -> list[LayerCost]:
     """Returns the cost of each of the meta-device ``layers``; the loss counts to the last.
 
     Seconds are those of the typical micro-batch, bytes those of the largest. ``make_update`` returns a function that
     updates a module's parameters once. ``synchronize`` is called before each round with whether this process wants one,
     and returns whether any does: processes that will compute at the same time measure at the same time, because they
-    share caches and memory.
+    share caches and memory. A pass through all layers takes at most a quarter of ``memory_bytes``: what is beside it,
+    the process and temporary tensors, may take the rest.
     """
     typical, largest = (_Stages(layers, loss, device, precision, each) for each in (data.typical, data.largest))
     seconds = _walk(typical, COPIES, lambda stage: layer_seconds(stage, make_update, synchronize))
@@ -78,7 +80,8 @@ def profile(
     costs = [LayerCost(**seconds_of | sizes_of) for seconds_of, sizes_of in zip(seconds, sizes, strict=True)]
     needed_bytes = sum(16 * cost.parameters + cost.activation_bytes for cost in costs)
     is_short = sum(cost.seconds for cost in costs) < LONGEST_PASS_S
-    if len(layers) == 1 or not synchronize(is_short and needed_bytes < MOST_PASS_BYTES):
+    is_small = needed_bytes < min(MOST_PASS_BYTES, memory_bytes // 4)
+    if len(layers) == 1 or not synchronize(is_short and is_small):
         return costs
     together = typical.stage(range(len(layers)), typical.inputs, {})
     return _scaled_to(together.seconds(make_update, synchronize, SECONDS_A_LAYER), costs)

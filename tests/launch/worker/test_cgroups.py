@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
-from launch.worker.cgroups import TREE, cpu_limit, memory_limit_bytes
+from launch.worker.cgroups import cpu_limit, memory_limit_bytes
+from tests.control_groups import control_groups
 
 GIB = 2**30
 ALL = 2**63 - 4096
@@ -77,32 +77,16 @@ def test_less_than_one_core_counts_as_one(machine, tmp_path):
 V1 = {
     "memory": {"memory.limit_in_bytes": 2**29}, "cpu": {"cpu.cfs_period_us": 100_000, "cpu.cfs_quota_us": 100_000},
 }  # fmt: skip
-V2 = {"": {"memory.max": 2**29, "cpu.max": "100000 100000"}}
+V2 = {"memory.max": 2**29, "cpu.max": "100000 100000"}
 
 
-@pytest.fixture
-def groups():
-    """Folders of real groups of this kernel with one core and 512 MiB, which a process can join."""
-    name, made = f"gpipe-test-{uuid4().hex[:8]}", []
-    try:
-        for tree, files in (V2 if (TREE / "cgroup.controllers").exists() else V1).items():
-            place = TREE / tree / name
-            place.mkdir()
-            made.append(place)
-            for file, value in files.items():
-                (place / file).write_text(str(value))
-        yield made
-    except OSError as error:
-        pytest.skip(f"this machine lets nobody make control groups: {error}")
-    finally:
-        for place in made:
-            place.rmdir()
-
-
-def test_a_process_in_a_real_group_finds_its_limits(groups):
+def test_a_process_in_a_real_group_finds_its_limits():
     code = "import os, sys\nfor path in sys.argv[1:]: open(path, 'w').write(str(os.getpid()))\n"
     code += "from launch.worker.cgroups import cpu_limit, memory_limit_bytes; print(cpu_limit(), memory_limit_bytes())"
-    paths = [str(place / "cgroup.procs") for place in groups]
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code, *paths], cwd=root, capture_output=True, text=True, check=True)
+    with control_groups(V1, V2) as groups:
+        paths = [str(place / "cgroup.procs") for place in groups]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *paths], cwd=root, capture_output=True, text=True, check=True
+        )
     assert done.stdout.split() == ["1", str(2**29)]

@@ -166,10 +166,10 @@ def rows(count: int, width: int) -> MicroBatch:
     return MicroBatch((torch.ones(count, width),), (torch.zeros(1),))
 
 
-def measured(layers, typical, largest=None, make_update=lambda module: lambda: None, meet=bool):
+def measured(layers, typical, largest=None, make_update=lambda module: lambda: None, meet=bool, **limits):
     with torch.device("meta"):
         made = layers()
-    costs = profile(made, SquareLoss(), Sample(typical, largest or typical), CPU, "fp32", make_update, meet)
+    costs = profile(made, SquareLoss(), Sample(typical, largest or typical), CPU, "fp32", make_update, meet, **limits)
     check_costs(costs)
     assert len(costs) == len(made)
     return costs
@@ -187,12 +187,15 @@ def test_seconds_are_those_slept(clock):
 
 
 def test_seconds_are_those_of_all_layers_together(clock, monkeypatch):
-    """Each takes twice as long after another one. A slow pass is not timed: then they are as alone."""
+    """Each takes twice as long after another one. A pass that is slow or takes much of the memory is not timed: then
+    they are as alone."""
     monkeypatch.setattr(Warm, "clock", clock, raising=False)
     for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)):
         assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.02, 0.02))
+    of_both = sum(cost.activation_bytes for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)))
+    alone = measured(lambda: [WarmOne(), WarmOther()], rows(1, 1), memory_bytes=4 * of_both)
     monkeypatch.setattr(profiling, "LONGEST_PASS_S", 0.03)
-    for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)):
+    for cost in (*alone, *measured(lambda: [WarmOne(), WarmOther()], rows(1, 1))):
         assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.01, 0.01))
 
 

@@ -1,0 +1,58 @@
+"""Runs in a control group with hardly more memory than their plans need: none runs out of it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.pipeline.planning.devices import GIB
+from tests.control_groups import control_groups
+
+ROOT = Path(__file__).parents[3]
+COMMON = (
+    "train.steps=4 train.batch_tokens=32768 train.validate_every=none tracking.wandb=disabled trace=false "
+    "pipeline.micro_batches=4 pipeline.memory_reserve=0.05"
+)
+ROUNDING = 1.02
+"""A cell is a little larger or smaller in the plan of other costs."""
+
+
+def gpipe(folder, *arguments, group=None):
+    def join():
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    command = [sys.executable, "-m", "launch.cli", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, preexec_fn=join, capture_output=True, text=True, timeout=900
+    )
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        "pipeline.stages=2 pipeline.schedule=1f1b pipeline.remat=never",
+        "pipeline.stages=2 pipeline.schedule=fill_drain pipeline.remat=never",
+        "pipeline.stages=2 pipeline.schedule=fill_drain pipeline.remat=always",
+        "pipeline.stages=1 pipeline.replicas=2 pipeline.schedule=fill_drain pipeline.remat=never",
+    ],
+)
+def test_a_run_that_its_plan_fits_into_the_memory_does_not_run_out(tmp_path_factory, pipeline):
+    folder = tmp_path_factory.getbasetemp()  # the prepared data and the costs of all
+    settings = f"{COMMON} {pipeline}"
+    planned = gpipe(folder, "plan", "t12_400m", "--scale", "laptop", "--format", "json", "--set", settings)
+    plan = json.loads(planned.stdout)
+    usable = 1 - plan["reserve_bytes"] / plan["device_bytes"]
+    needed = plan["K"] * plan["R"] * max(stage["peak_bytes"] for stage in plan["stages"])
+    limit = int(ROUNDING * needed / usable)
+    with control_groups({"memory": {"memory.limit_in_bytes": limit}}, {"memory.max": limit}) as [group]:
+        run = ("experiment", "t12_400m", "--scale", "laptop", "--launcher", "local", "--set", settings)
+        done = gpipe(folder, *run, group=group)
+        name = "memory.max_usage_in_bytes" if (group / "memory.max_usage_in_bytes").exists() else "memory.peak"
+        peak = int((group / name).read_text())
+    print(f"{pipeline}: needs {needed / GIB:.2f} GiB, limit {limit / GIB:.2f}, at most in use {peak / GIB:.2f}")
+    assert done.returncode == 0, done.stdout + done.stderr
