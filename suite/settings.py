@@ -54,7 +54,7 @@ class PipelineSettings(FrozenRecord):
     layers_per_cell: tuple[int, ...] | None = None
     """Layers of each cell; none: balanced by cost."""
     memory_reserve: float = Field(0.05, ge=0, le=0.5)
-    """Share of a device's memory that plans leave free."""
+    """Share of a device's memory that plans leave free; on a CPU a fifth more."""
 
 
 class OptimizerSettings(FrozenRecord):

@@ -309,7 +309,8 @@ def test_workers_that_take_turns_share_cores_and_memory() -> None:
     """One core and 24 GiB: seven workers compute one after the other, with a seventh of the memory each."""
     core = Cluster(1, 24 * GIB, "cpu")
     one, seven = (plan_workload(translation(f"pipeline.stages={k}"), core, instant) for k in (1, 7))
-    assert (one.plan.machine.memory_limit_bytes, seven.plan.machine.memory_limit_bytes) == (24 * GIB, 24 * GIB // 7)
+    machines = one.plan.machine, seven.plan.machine
+    assert [machine.memory_limit_bytes + machine.reserve for machine in machines] == [24 * GIB, 24 * GIB // 7]
     assert one.step_s == one.plan.step_s
     assert seven.step_s == pytest.approx(sum(seven.plan.timeline.busy(k) for k in range(7)))
     assert seven.step_s == seven.plan.step_s > 1.1 * seven.plan.timeline.seconds
