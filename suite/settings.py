@@ -53,8 +53,8 @@ class PipelineSettings(FrozenRecord):
     fill_drain the last), with auto of as many as fit."""
     layers_per_cell: tuple[int, ...] | None = None
     """Layers of each cell; none: balanced by cost."""
-    memory_reserve: float = Field(0.05, ge=0, le=0.5)
-    """Share of a device's memory that plans leave free; on a CPU a fifth more."""
+    memory_reserve: float | None = Field(None, ge=0, le=0.5)
+    """Share of a device's memory that plans leave free; none: 0.05 of an accelerator, 0.3 of a CPU."""
 
 
 class OptimizerSettings(FrozenRecord):

@@ -1,6 +1,9 @@
 """Real control groups of this kernel, which limit what the processes in them take."""
 
-from contextlib import contextmanager
+import os
+import signal
+import time
+from contextlib import contextmanager, suppress
 from uuid import uuid4
 
 import pytest
@@ -26,4 +29,16 @@ def control_groups(v1, v2):
         yield made
     finally:
         for place in made:
-            place.rmdir()
+            _remove(place)
+
+
+def _remove(group):
+    """Ends the processes that are left in a group, and removes it."""
+    deadline = time.monotonic() + 20.0
+    while pids := (group / "cgroup.procs").read_text().split():
+        assert time.monotonic() < deadline, f"processes {pids} do not end"
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        time.sleep(0.1)
+    group.rmdir()

@@ -19,9 +19,9 @@ from suite.settings import OptimizerSettings
 from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES
 from suite.training.update_rule import state_shapes
 
-HEAP_SHARE = 0.2
-"""Of a CPU's memory: what the C heap keeps between tensors. Workers were 20 to 37% larger than their plan (measured),
-and the driver takes 0.3 GiB."""
+RESERVES = {"gpu": 0.05, "cpu": 0.3}
+"""The share of a device's memory that plans leave free. CPU workers, whose C heap keeps freed blocks, were 20 to 37%
+larger than their plan (measured: docs/performance.md), and the driver takes 0.3 GiB."""
 
 
 @dataclass(frozen=True)
@@ -108,5 +108,5 @@ def costs_of_run(layer_costs: LayerCosts, work: Measurable, cluster: Cluster) ->
 
 def reserved_bytes(work: Measurable, cluster: Cluster, memory: int) -> int:
     """Returns the bytes of a device that a plan leaves free."""
-    share = work.pipeline.memory_reserve + (HEAP_SHARE if cluster.kind == "cpu" else 0)
-    return int(share * memory)
+    share = work.pipeline.memory_reserve
+    return int((RESERVES[cluster.kind] if share is None else share) * memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -17,10 +16,6 @@ def across_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Ma
     """Returns the machine with the link of each pair of neighbouring stages, and the rate of the all-reduce over
     replicas: the slower of the two kinds where replicas span nodes. An unmeasured network counts like the links inside
     a node."""
-    if cluster.kind == "cpu" and cluster.device is None:  # workers of one node share its memory
-        used = Counter(placement.ids)
-        share = min(cluster.bytes_per_device * node.total // used[node.id] for node in placement.nodes)
-        machine = replace(machine, memory_limit_bytes=share)
     network = cluster.between
     if network is None:
         return machine

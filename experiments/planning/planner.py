@@ -19,11 +19,11 @@ from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, 
 from experiments.planning.single_plan import (
     compared,
     estimated_costs,
-    on_one_host,
     row_errors,
     shares_cores,
     try_plan,
     with_most_micro_batches,
+    with_share_of_host,
 )
 from suite.errors import PlanError, SuiteError
 from suite.log import Log
@@ -84,7 +84,7 @@ def least_memory(work: Experiment, cluster: Cluster) -> int | None:
     work = with_most_micro_batches(work)
     layer_costs = costs_of_run(estimated_costs(work, cluster), work, cluster)
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
-    machine = on_one_host(layer_costs.machine, work, cluster) if shares_cores(cluster) else layer_costs.machine
+    machine = with_share_of_host(layer_costs.machine, work, cluster)
     # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice
     limit = least_limit(layer_costs.costs, work.pipeline, each, machine, 2**20)
     if limit is None:

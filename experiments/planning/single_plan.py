@@ -4,6 +4,7 @@ schedule."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -23,6 +24,7 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, Device, Machine
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
+from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import check_memory, make_plan, retimed_step_s
 from suite.pipeline.planning.schedule_choice import compare_schedules, search_schedule
 from suite.settings import AUTO, PipelineSettings
@@ -136,7 +138,7 @@ def _try_plan_on(
         layer_costs = costs_of_run(found_costs, work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not (faults or order) else None
-        machine = on_one_host(layer_costs.machine, work, cluster) if share_cores else layer_costs.machine
+        machine = with_share_of_host(layer_costs.machine, work, cluster, placement)
         reserve = reserved_bytes(work, cluster, machine.memory_limit_bytes)
         machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
         if order and not faults:
@@ -244,9 +246,19 @@ def shares_cores(cluster: Cluster) -> bool:
     return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
 
 
-def on_one_host(machine: Machine, work: Experiment, cluster: Cluster) -> Machine:
-    """Returns the machine with each worker's share of one host's memory and cores."""
-    workers = work.pipeline.stages * work.pipeline.replicas
-    return replace(
-        machine, memory_limit_bytes=cluster.bytes_per_device * cluster.devices // workers, cores=cluster.devices
-    )
+def with_share_of_host(
+    machine: Machine, work: Experiment, cluster: Cluster, placement: Placement | None = None
+) -> Machine:
+    """Returns the machine with each worker's share of the memory of its host, and of the cores of this one. Devices
+    that are declared or accelerators are not shared."""
+    if cluster.kind == "gpu" or cluster.device is not None:
+        return machine
+    if shares_cores(cluster):
+        workers = work.pipeline.stages * work.pipeline.replicas
+        share = cluster.bytes_per_device * cluster.devices // workers
+        return replace(machine, memory_limit_bytes=share, cores=cluster.devices)
+    if placement is None:
+        return machine
+    used = Counter(placement.ids)
+    share = min(cluster.bytes_per_device * node.total // used[node.id] for node in placement.nodes)
+    return replace(machine, memory_limit_bytes=share)

@@ -86,7 +86,7 @@ class MeasuredCosts:
             source = f"measured on {where}, {cached.conditions}; cached"
             return costs_with(cached.costs, machine, source)
         rates = self.backend.on_free_devices(partial(this_device, cluster.bytes_per_device), cluster, 1, self.log)
-        estimate = _estimate_if_too_long(work, cluster, rates, self.timeout_s)
+        estimate = _estimate_if_too_long(work, cluster, rates, self.timeout_s, _memory_bytes(cluster, workers))
         if estimate is not None:
             return estimate
         self.log(f"measuring the layers{reason} on {where}")
@@ -109,10 +109,7 @@ def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log
     from launch.backends.processes import run_processes
     from launch.worker.measure import measure_layers
 
-    memory_bytes = cluster.bytes_per_device
-    if _is_here(cluster):
-        memory_bytes = memory_bytes * cluster.devices // workers
-    facts = cluster.kind == "gpu", log_file, memory_bytes, cluster.logits_bytes
+    facts = cluster.kind == "gpu", log_file, cluster.logits_bytes, _memory_bytes(cluster, workers)
     return run_processes(measure_layers, workers, work, threads, *facts)
 
 
@@ -164,7 +161,17 @@ def _combine_layer(costs: Sequence[LayerCost]) -> LayerCost:
     return LayerCost(**values)
 
 
-def _estimate_if_too_long(work: Measurable, cluster: Cluster, device: Device, timeout_s: float) -> LayerCosts | None:
+def _memory_bytes(cluster: Cluster, workers: int) -> int:
+    """Returns the memory of each of the processes that measure at the same time on one node."""
+    if cluster.kind == "gpu":
+        return cluster.bytes_per_device
+    cores = min(node.total for node in cluster.nodes) if cluster.nodes else cluster.devices
+    return cluster.bytes_per_device * cores // workers
+
+
+def _estimate_if_too_long(
+    work: Measurable, cluster: Cluster, device: Device, timeout_s: float, most_bytes: int
+) -> LayerCosts | None:
     """Returns estimated costs if measuring would take too long or too much memory, otherwise None."""
     declared = Cluster(cluster.devices, cluster.bytes_per_device, cluster.kind, device=device)
     layer_costs = estimated_costs(work, declared)
@@ -174,7 +181,7 @@ def _estimate_if_too_long(work: Measurable, cluster: Cluster, device: Device, ti
         count * (16 * cost.parameters + cost.activation_bytes) + cost.graph_peak_bytes + cost.backward_peak_bytes
         for cost, count in copies.items()
     )
-    if seconds < timeout_s and memory_bytes < cluster.bytes_per_device:
+    if seconds < timeout_s and memory_bytes < most_bytes:
         return None
     reason = f"measuring would take {seconds:.0f} s" if seconds >= timeout_s else "a layer is too large to be measured"
     return replace(layer_costs, source=f"{layer_costs.source}, because {reason}")

@@ -102,7 +102,7 @@ def worker_name(stem: str, run: RunData) -> str:
 
 
 def schedule_pictures(run: RunData) -> list[Picture]:
-    """Returns the step of each schedule of the plan by the memory that it needs; none where the plan had no choice."""
+    """Returns a picture of the step and the memory of each schedule that fits; none where the plan had no choice."""
     fitting = [each for each in run.plan.get("schedules", []) if "fault" not in each]
     if len(fitting) < 2:
         return []
@@ -121,8 +121,8 @@ def schedule_pictures(run: RunData) -> list[Picture]:
     axis.set_xlim(0, 1.1 * max(each["peak_bytes"] for each in fitting) / GIB)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    caption = "Planned: the step of each schedule that fits by its memory. The line is the fastest within a memory."
-    return [Picture("schedules", figure, f"{caption} The star is the plan.")]
+    caption = "Planned step and memory of each schedule that fits; the star is the run's. None is below the line."
+    return [Picture("schedules", figure, caption)]
 
 
 def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:

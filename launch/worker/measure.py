@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -50,8 +51,8 @@ def measure_layers(
     threads: int,
     use_gpu: bool,
     log_file: Path,
-    memory_bytes: int,
     logits_bytes: int = CPU_LOGITS_BYTES,
+    memory_bytes: float = math.inf,
 ) -> LayerMeasurements:
     """Profiles a workload's layers in ``world`` concurrent processes, like the workers of a run. Each may take
     ``memory_bytes``.

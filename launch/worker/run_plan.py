@@ -36,11 +36,13 @@ class RunPlan:
         """Reads it from a ``plan.json``. Raises RunFileError for none, or a damaged one."""
         try:
             return _ADAPTER.validate_json(path.read_bytes())
+        except FileNotFoundError:
+            fault = f"{path} is missing; resume the run to plan it anew"
         except OSError as error:
-            fault = f"{path} cannot be read ({error.strerror})"
+            fault = f"{path} cannot be read: {error.strerror}"
         except ValidationError as error:
-            fault = f"{path} is damaged: {error.errors()[0]['msg']}"
-        raise RunFileError(f"{fault}; resume the run to plan it anew")
+            fault = f"{path} is damaged: {error.errors()[0]['msg']}; resume the run to plan it anew"
+        raise RunFileError(fault)
 
     def coord(self, rank: int, pipeline: PipelineSettings) -> RankCoord:
         owners = self.schedule_config.owners(pipeline.stages)

@@ -6,6 +6,7 @@ seeds, autocast and shapes are those of a run. Layers with the same structure an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,15 +65,15 @@ def profile(
     precision: str,
     make_update: Callable[[nn.Module], Update],
     synchronize: Synchronize = bool,
-    memory_bytes: int = 4 * MOST_PASS_BYTES,
+    memory_bytes: float = math.inf,
 ) -> list[LayerCost]:
     """Returns the cost of each of the meta-device ``layers``; the loss counts to the last.
 
     Seconds are those of the typical micro-batch, bytes those of the largest. ``make_update`` returns a function that
     updates a module's parameters once. ``synchronize`` is called before each round with whether this process wants one,
     and returns whether any does: processes that will compute at the same time measure at the same time, because they
-    share caches and memory. A pass through all layers takes at most a quarter of ``memory_bytes``: what is beside it,
-    the process and temporary tensors, may take the rest.
+    share caches and memory. Layers are timed all together only where that takes less than a quarter of
+    ``memory_bytes``: the process and temporary tensors may need the rest.
     """
     typical, largest = (_Stages(layers, loss, device, precision, each) for each in (data.typical, data.largest))
     seconds = _walk(typical, COPIES, lambda stage: layer_seconds(stage, make_update, synchronize))
@@ -80,7 +81,7 @@ def profile(
     costs = [LayerCost(**seconds_of | sizes_of) for seconds_of, sizes_of in zip(seconds, sizes, strict=True)]
     needed_bytes = sum(16 * cost.parameters + cost.activation_bytes for cost in costs)
     is_short = sum(cost.seconds for cost in costs) < LONGEST_PASS_S
-    is_small = needed_bytes < min(MOST_PASS_BYTES, memory_bytes // 4)
+    is_small = needed_bytes < min(MOST_PASS_BYTES, memory_bytes / 4)
     if len(layers) == 1 or not synchronize(is_short and is_small):
         return costs
     together = typical.stage(range(len(layers)), typical.inputs, {})

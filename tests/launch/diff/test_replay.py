@@ -188,7 +188,7 @@ def test_a_run_without_a_plan_and_a_rate_that_needs_all_steps_are_refused(run, t
     shutil.copyfile(run / "experiment.toml", file)
     (copy / "plan.json").unlink()
     for arguments in (("replay", str(copy), "--step", "4", "--action", "F1"), ("diff", "--run", str(copy))):
-        assert "plan.json cannot be read" in refusal(*arguments)
+        assert "plan.json is missing" in refusal(*arguments)
 
 
 def test_a_user_leaves_the_debugger(run, monkeypatch):

@@ -23,6 +23,7 @@ from models.chunked_loss import CPU_LOGITS_BYTES
 from models.language_model import LanguageModelShape
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB, Machine
+from suite.pipeline.planning.placement import Node
 from suite.pipeline.planning.simulate import Link
 from suite.settings import PipelineSettings
 
@@ -41,8 +42,8 @@ def measured(monkeypatch):
     """Replaces the measuring processes by fixed numbers; returns the list of calls."""
     calls = []
 
-    def run(target, workers, work, threads, use_gpu, log, logits_bytes):
-        assert logits_bytes == CPU_LOGITS_BYTES
+    def run(target, workers, work, threads, use_gpu, log, logits_bytes, memory_bytes):
+        assert (use_gpu, logits_bytes, memory_bytes > 0) == (False, CPU_LOGITS_BYTES, True)
         calls.append((workers, threads))
         return [LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=3.5)] * workers
 
@@ -173,6 +174,19 @@ def test_layers_that_do_not_fit_together_are_not_measured_together(measured, tmp
     found = MeasuredCosts(tmp_path, ignore)(work(shape=shape), Cluster(2, 4 * block, "cpu"))
     assert (found.measured, len(measured)) == (fits, int(fits))
     assert found.source.endswith("a layer is too large to be measured") != fits
+
+
+@pytest.mark.parametrize(
+    ("cluster", "each"),
+    [
+        (Cluster(2, GIB, "cpu"), GIB),
+        (Cluster(1, GIB, "cpu"), GIB // 2),
+        (Cluster(8, GIB, "cpu", (Node("a", "a", 4, 4), Node("b", "b", 4, 4))), 2 * GIB),
+        (Cluster(1, GIB, "gpu"), GIB),
+    ],
+)
+def test_two_processes_that_measure_share_the_memory_of_their_node(cluster, each):
+    assert layer_costs._memory_bytes(cluster, 2) == each
 
 
 def test_costs_of_several_processes_are_mean_seconds_and_maximum_bytes():

@@ -29,5 +29,5 @@ def test_a_damaged_plan_is_one_sentence(tmp_path, text):
 
 
 def test_a_run_without_a_plan_is_one_sentence(tmp_path):
-    with pytest.raises(RunFileError, match=r"plan\.json cannot be read \(No such file .*\); resume the run to plan it"):
+    with pytest.raises(RunFileError, match=r"plan\.json is missing; resume the run to plan it anew"):
         RunPlan.read(tmp_path / "plan.json")

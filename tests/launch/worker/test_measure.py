@@ -11,7 +11,6 @@ from experiments.tables.table2 import SleepingWork
 from launch.backends.processes import run_processes
 from launch.worker import distributed, measure
 from models.language_model import LanguageModelShape
-from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.simulate import Link
 from suite.settings import PipelineSettings
 
@@ -27,7 +26,7 @@ def test_the_process_on_a_gpu_is_all_but_free_memory_and_what_torch_keeps_for_te
 
 def overhead_s(rank, world, rendezvous, work, log):
     measure.busy_link = lambda peer, idle, size: replace(idle, overhead_s=5.0)
-    return measure.measure_layers(rank, world, rendezvous, work, 1, False, log, GIB).link.overhead_s
+    return measure.measure_layers(rank, world, rendezvous, work, 1, False, log).link.overhead_s
 
 
 @pytest.mark.parametrize("computes", [True, False])

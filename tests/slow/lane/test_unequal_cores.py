@@ -6,7 +6,7 @@ from itertools import permutations
 from experiments.tables.prediction import EncoderDecoder
 from launch.backends.processes import run_processes
 from launch.worker.measure import MeasuredPipeline, measure_layers, measure_steps, slowest_s
-from suite.pipeline.planning.devices import GIB, Machine, StageDevice
+from suite.pipeline.planning.devices import Machine, StageDevice
 from suite.pipeline.planning.fit import MemoryFit
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -48,7 +48,7 @@ def test_the_plan_is_within_5_percent_of_the_best_of_all_cuts_and_orders_and_far
     work = EncoderDecoder()
     with control_groups(V1, V2) as [half_core]:
         kinds = (None, half_core)
-        found = run_processes(in_groups, 2, measure_layers, kinds, work, 1, False, tmp_path / "log", 4 * GIB)
+        found = run_processes(in_groups, 2, measure_layers, kinds, work, 1, False, tmp_path / "log")
         costs_on = {kind: each.costs for kind, each in zip(kinds, found, strict=True)}
         count = len(costs_on[None])
         plans = [planned(costs_on, order) for order in permutations(kinds)]
