@@ -58,10 +58,16 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "WANDB_MODE": "offline"}
 
 
-def gpipe(folder, *arguments, code=0):
+def gpipe(folder, *arguments, code=0, timeout_s=200):
     """Runs the command line in a process of its own, in ``folder``; returns what it printed."""
     done = subprocess.run(
-        command(*arguments), cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
+        command(*arguments),
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -33,7 +33,7 @@ def test_tuning_its_followers_and_the_report_survive_an_interrupt(tmp_path):
     assert "0 of 18 members are already finished" in first
     assert "interrupted; make sweep NAME=low_resource SCALE=tiny continues with the unfinished members" in first
     assert all("-alone-" in record.parent.name and record.parent.name.endswith("-0") for record in finished)  # tuning
-    printed = gpipe(tmp_path, "sweep", "low_resource", "--scale", "tiny")
+    printed = gpipe(tmp_path, "sweep", "low_resource", "--scale", "tiny", timeout_s=600)
     assert f"{len(finished)} of 18 members are already finished" in printed
     assert all(record.read_text() == text for record, text in finished.items())  # they did not train again
     assert (
