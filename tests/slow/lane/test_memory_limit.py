@@ -32,6 +32,16 @@ def gpipe(folder, *arguments, group=None):
     )
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with prepared data: plans without it assume a sample."""
+    folder = tmp_path_factory.mktemp("limited")
+    run = ("experiment", "t12_400m", "--scale", "laptop", "--launcher", "local")
+    done = gpipe(folder, *run, "--set", f"{COMMON} train.steps=1")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @pytest.mark.parametrize(
     "pipeline",
     [
@@ -41,8 +51,7 @@ def gpipe(folder, *arguments, group=None):
         "pipeline.stages=1 pipeline.replicas=2 pipeline.schedule=fill_drain pipeline.remat=never",
     ],
 )
-def test_a_run_that_its_plan_fits_into_the_memory_does_not_run_out(tmp_path_factory, pipeline):
-    folder = tmp_path_factory.getbasetemp()  # the prepared data and the costs of all
+def test_a_run_that_its_plan_fits_into_the_memory_does_not_run_out(folder, pipeline):
     settings = f"{COMMON} {pipeline}"
     planned = gpipe(folder, "plan", "t12_400m", "--scale", "laptop", "--format", "json", "--set", settings)
     assert planned.returncode == 0, planned.stderr

@@ -14,7 +14,7 @@ from suite.settings import PipelineSettings
 from tests.control_groups import control_groups
 
 ROOMY = 1 << 50
-ASKED = PipelineSettings(stages=2, micro_batches=8, schedule="1f1b", remat="never")
+ASKED = PipelineSettings(stages=2, micro_batches=4, schedule="1f1b", remat="never")
 PERIOD_US = 5_000
 """Of the quota: much shorter than a micro-batch in a layer."""
 
@@ -32,7 +32,7 @@ def in_groups(rank, world, rendezvous, measure, groups, *args):
 def measured_s(work, cells, order):
     """Returns the median step of two stages with so many layers, on cores in this order."""
     run = MeasuredPipeline(work, cells, ScheduleConfig.from_settings(ASKED, "gloo"))
-    return statistics.median(slowest_s(run_processes(in_groups, 2, measure_steps, order, run, 6)))
+    return statistics.median(slowest_s(run_processes(in_groups, 2, measure_steps, order, run, 4)))
 
 
 def planned(costs_on, order):
