@@ -17,8 +17,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OUTCOME = ROOT / "docs/results/test-faults.md"
 CLUSTERS = ("deploy", "diagnostics", "jobs", "storage_sync", "sweeps", "test_driver", "test_hosts", "test_nodes")
-ALONE = ("test_unequal_cores",)
-"""Files that measure how long a core takes, and so run after all others."""
 DEADLINE_S = 3600.0  # of one file; each test has its own of half an hour
 
 
@@ -27,8 +25,7 @@ def main() -> int:
     commit = _git("describe", "--always", "--dirty")
     files = sorted(HERE.glob("*/test_*.py"))
     with_cluster = deque(path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem)))
-    alone = deque(path for path in files if path.stem in ALONE)
-    others = deque(path for path in files if path not in (*with_cluster, *alone))
+    others = deque(path for path in files if path not in with_cluster)
     rows: dict[Path, str] = {}
     failed: list[Path] = []
     begun, lock = time.monotonic(), threading.Lock()
@@ -54,7 +51,6 @@ def main() -> int:
         lane.start()
     for lane in lanes:
         lane.join()
-    run_all(alone)
     print(f"{len(files) - len(failed)} of {len(files)} files passed; {OUTCOME.relative_to(ROOT)} has them all")
     return int(bool(failed))
 
