@@ -3,15 +3,13 @@
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from suite.pipeline.planning.devices import GIB
 from tests.control_groups import control_groups
+from tests.launch.command_line import command, environment
 
-ROOT = Path(__file__).parents[3]
 COMMON = (
     "train.steps=4 train.batch_tokens=32768 train.validate_every=none tracking.wandb=disabled trace=false "
     "pipeline.micro_batches=4"
@@ -21,14 +19,15 @@ ROUNDING = 1.02
 
 
 def gpipe(folder, *arguments, group=None):
+    """Runs a command in a control group; it measures the layers there too."""
+
     def join():
         if group is not None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    command = [sys.executable, "-m", "launch.cli", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "REMEASURE": "1"}  # measures in the group too
+    variables = environment() | {"REMEASURE": "1"}
     return subprocess.run(
-        command, cwd=folder, env=environment, preexec_fn=join, capture_output=True, text=True, timeout=900
+        command(*arguments), cwd=folder, env=variables, preexec_fn=join, capture_output=True, text=True, timeout=900
     )
 
 
