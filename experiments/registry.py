@@ -108,12 +108,12 @@ def resolve(
     scale: RequestedScale,
     cluster: Cluster,
     settings: str | Iterable[str] = (),
-    any_shape: bool = False,
+    pipeline_auto: bool = False,
 ) -> tuple[Experiment, str]:
     """Returns the run at a scale with settings applied, and one line that says what was shrunk and why. With
-    ``any_shape`` its plan may choose K, R and M.
+    ``pipeline_auto`` its plan may choose K, R and M.
 
     Raises SettingError for an unknown name or a bad setting, PlacementError when ``paper`` does not fit the cluster.
     """
     given = overrides.split(settings) if isinstance(settings, str) else settings
-    return choose_scale(find(name), scale, cluster, given, any_shape)
+    return choose_scale(find(name), scale, cluster, given, pipeline_auto)

@@ -71,8 +71,8 @@ def generate(
     checkpoint: CheckpointOption = "",
 ) -> None:
     """Continue a text with a trained language model."""
+    from launch.inference.decoding_methods import Request
     from launch.inference.generate import generate as generate_text
-    from launch.inference.methods import Request
     from suite.training.checkpoint import parse_choice
 
     generate_text(run, text, Request(tokens, temperature, top_k, seed), console, parse_choice(checkpoint))

@@ -55,7 +55,7 @@ class TokenEmbedding(nn.Module):
         return F.dropout(torch.add(vectors, tokens, alpha=math.sqrt(self.width)), self.dropout, self.training)
 
     def reset_parameters(self) -> None:
-        """Initialises the matrix. Layers that share it get the owner's values."""
+        """Initialises the matrix. Layers that share it get the values of the first."""
         nn.init.normal_(self.weight, std=self.width**-0.5)
 
 

@@ -67,10 +67,10 @@ class PlanError(PlacementError):
 
 
 class StallError(SuiteError):
-    """A wait for another worker failed: it passed its deadline, or the connection closed."""
+    """A wait for another worker failed: it passed its timeout, or the connection closed."""
 
 
-class NeighbourLostError(StallError):
+class PeerLostError(StallError):
     """Another worker's process ended. The root cause is in that worker, so this error is shown only without one."""
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def gather(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """Returns each worker's value, by rank."""
     own = _encode(value)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]

@@ -49,8 +49,8 @@ class PipelineSettings(FrozenRecord):
     virtual_stages: int = Field(1, ge=1)
     """Cells per stage; over 1 only with interleaved, zero_bubble and csv; 2 with zbv, v_half and v_min."""
     remat: Remat = "except_last"
-    """Micro-batches recomputed in the backward: with except_last each cell keeps the activations of one at a time (in
-    fill_drain the last), with auto of as many as fit."""
+    """Forwards that are recomputed: always all, never none, auto as few as memory allows, except_last as few as one
+    live graph per cell allows (in fill_drain all but the last)."""
     layers_per_cell: tuple[int, ...] | None = None
     """Layers of each cell; none: balanced by cost."""
     memory_reserve: float | None = Field(None, ge=0, le=0.5)
@@ -183,7 +183,7 @@ class LoopSettings(FrozenRecord):
     max_restarts: int = Field(10, ge=0)
     """Restarts without a new checkpoint between them."""
     device_timeout_s: Annotated[float, Unit("seconds")] = Field(60.0, ge=0)
-    """Longest wait for devices that are busy, or missing at the start; at most 20 s for lost ones."""
+    """Longest wait for devices that are busy, or missing at the start; for lost ones the limit is 20 s."""
     elastic: bool = False
     """Whether a run continues with a smaller K or R after devices are lost."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from suite.errors import DataError
 from suite.exchange import broadcast
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.settings import FrozenRecord, LoopSettings, PipelineSettings
 from suite.training.validation import HeldOut
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # they import datasets, too early for a user's folder with a 
 class DataSource(Protocol):
     """Mini-batches for the stages that need them, None for all others."""
 
-    def batch(self, step: int) -> MiniBatch | None:
+    def batch(self, step: int) -> ReplicaBatch | None:
         """Returns this worker's share of a step."""
 
     def held_out(self) -> HeldOut:
@@ -65,7 +65,7 @@ class PreparedSource(DataSource):
 
     is_thread_safe, has_held_out = True, True
     by_group: ClassVar[bool] = False
-    """Whether held-out micro-batches are of groups."""
+    """Whether held-out scores are also reported by group, such as by language."""
     data_type: ClassVar[type[Any]]
     """What opens the folder of the data."""
     batches_type: ClassVar[type[Any]]
@@ -82,7 +82,7 @@ class PreparedSource(DataSource):
             self._data = self.data_type(folder)
             self._batches = self.batches_type(self._data, settings, train, pipeline.replicas, pipeline.micro_batches)
 
-    def batch(self, step: int) -> MiniBatch | None:
+    def batch(self, step: int) -> ReplicaBatch | None:
         if self._batches is None:
             return None
         return self._batches.batch(step, self._coord.replica, self._coord.is_first, self._coord.is_last)
@@ -116,7 +116,7 @@ def labels(held_out: HeldOut) -> Iterator[Tensor]:
     return (target for batch in held_out.batches if batch for (target,) in batch.targets)
 
 
-def held_out_on_all(batches: Sequence[MiniBatch] | None, by_group: bool = False) -> HeldOut:
+def held_out_on_all(batches: Sequence[ReplicaBatch] | None, by_group: bool = False) -> HeldOut:
     """Returns the mini-batches, or as many None as the first stage has mini-batches, and the names of their groups."""
     own = batches or ()
     names = {name for batch in own for name, _ in batch.groups} if by_group else set()

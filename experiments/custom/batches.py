@@ -18,7 +18,7 @@ from experiments.custom.loss import units_of
 from suite.data.epochs import ShuffledEpochs
 from suite.errors import DataError, SettingError, typed_line
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
+from suite.pipeline.model.microbatch import LazyMiniBatches, ReplicaBatch, even_split_sizes, replica_share
 from suite.train_spec import Dataset, TrainSpec
 
 
@@ -39,12 +39,14 @@ class SpecBatches:
         if spec.valid is not None:
             _check_dataset("valid", spec.valid)
 
-    def batch(self, step: int, replica: int, replicas: int, micro_batches: int) -> MiniBatch:
+    def batch(self, step: int, replica: int, replicas: int, micro_batches: int) -> ReplicaBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``."""
         inputs, targets = self.whole(step)
         parts, share = replica_share(len(inputs[0]), replica, replicas, micro_batches)
         divisor = self._divisor(targets, inputs)
-        return MiniBatch(_cut(inputs, parts)[share], _cut(targets, parts)[share], divisor, share.start, len(inputs[0]))
+        return ReplicaBatch(
+            _cut(inputs, parts)[share], _cut(targets, parts)[share], divisor, share.start, len(inputs[0])
+        )
 
     def whole(self, step: int) -> tuple[Tensors, Tensors]:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
@@ -57,7 +59,7 @@ class SpecBatches:
             rows = self._epochs.rows(step * self._rows, (step + 1) * self._rows)
             return self._read(cast(Dataset, self._spec.train), rows)
 
-    def held_out(self, micro_batches: int, most: int | None = None) -> Sequence[MiniBatch]:
+    def held_out(self, micro_batches: int, most: int | None = None) -> Sequence[ReplicaBatch]:
         """Returns the held-out rows in order, or the first ``most`` of them, in mini-batches of ``rows`` that are read
         on access."""
         total = len(cast(Dataset, self._spec.valid))
@@ -86,11 +88,11 @@ class SpecBatches:
     def _seeded(self, step: int) -> AbstractContextManager[None]:
         return nullcontext() if self._spec.prefetch else seeded(self._seed, step)
 
-    def _held_out(self, rows: range, micro_batches: int) -> MiniBatch:
+    def _held_out(self, rows: range, micro_batches: int) -> ReplicaBatch:
         with self._seeded(rows.start):
             inputs, targets = self._read(cast(Dataset, self._spec.valid), list(rows))
-        parts = sizes(len(inputs[0]), micro_batches)
-        return MiniBatch(_cut(inputs, parts), _cut(targets, parts), self._divisor(targets, inputs))
+        parts = even_split_sizes(len(inputs[0]), micro_batches)
+        return ReplicaBatch(_cut(inputs, parts), _cut(targets, parts), self._divisor(targets, inputs))
 
     def _read(self, data: Dataset, rows: list[int]) -> tuple[Tensors, Tensors]:
         collate = self._spec.collate or default_collate

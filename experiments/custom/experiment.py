@@ -20,7 +20,7 @@ from experiments.custom.spec_model import build, first_batch, layer_errors, upda
 from suite.errors import SettingError, SuiteError
 from suite.log import Log
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import sizes
+from suite.pipeline.model.microbatch import even_split_sizes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
@@ -106,7 +106,7 @@ class CustomExperiment(Experiment):
 
     def sample(self) -> Sample:
         inputs, targets = self._first_batch()
-        parts = sizes(len(inputs[0]), self.pipeline.replicas * self.pipeline.micro_batches)
+        parts = even_split_sizes(len(inputs[0]), self.pipeline.replicas * self.pipeline.micro_batches)
 
         def first(rows: int) -> MicroBatch:
             return MicroBatch(tuple(t[:rows] for t in inputs), tuple(t[:rows] for t in targets))
@@ -121,7 +121,7 @@ class CustomExperiment(Experiment):
     def trial_errors(self) -> list[str]:
         """What the layers, the loss and the data stumble over, tried on the rows of the smallest micro-batch."""
         try:
-            least = sizes(self.min_rows, self.pipeline.replicas * max(1, self.pipeline.micro_batches))[-1]
+            least = even_split_sizes(self.min_rows, self.pipeline.replicas * max(1, self.pipeline.micro_batches))[-1]
         except SuiteError as error:
             return [str(error)]
         errors = [*layer_errors(self.source, self.train.seed, self.train.batch_rows, least)]

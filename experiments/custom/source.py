@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from experiments.base.data_source import DataSource, held_out_on_all
 from experiments.custom.loading import digest
 from suite.errors import DataError
-from suite.exchange import gather
+from suite.exchange import all_gather
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.training.validation import HeldOut
 
@@ -25,7 +25,7 @@ class CustomSource(DataSource):
         self._batches = experiment.batches() if coord.is_first or coord.is_last else None
         self.has_held_out = experiment.spec.valid is not None
 
-    def batch(self, step: int) -> MiniBatch | None:
+    def batch(self, step: int) -> ReplicaBatch | None:
         if self._batches is None:
             return None
         coord, pipeline = self._coord, self._experiment.pipeline
@@ -51,7 +51,7 @@ class CustomSource(DataSource):
     def check(self, notes: dict[str, Any]) -> str:
         """Compares what the function returns on all workers, which each call it themselves; returns a warning if its
         file has changed since the checkpoint."""
-        digests = gather(self._batches.digest() if self._batches is not None else None)
+        digests = all_gather(self._batches.digest() if self._batches is not None else None)
         if len({each for each in digests if each is not None}) > 1:
             raise DataError(
                 f"{self._experiment.source} returned different data in different workers; it must return the same in "

@@ -17,7 +17,7 @@ from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
 from suite.log import Log
 from suite.pipeline.model.layers import meta_device
-from suite.pipeline.model.microbatch import sizes
+from suite.pipeline.model.microbatch import even_split_sizes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import AUTO, ImageSettings, ImageTrainSettings, OptimizerSettings
@@ -46,7 +46,7 @@ class ImageExperiment(Experiment):
         """BatchNorm needs two values per channel in every micro-batch."""
         if self.pipeline.micro_batches == AUTO:
             return []
-        rows = min(sizes(self.train.batch_images, self.pipeline.replicas * self.pipeline.micro_batches))
+        rows = min(even_split_sizes(self.train.batch_images, self.pipeline.replicas * self.pipeline.micro_batches))
         last = self.model.last_size(self.images.size)
         if rows * last * last > 1:
             return []
@@ -83,7 +83,7 @@ class ImageExperiment(Experiment):
 
     def sample(self) -> Sample:
         """Random images: costs do not depend on the content. Micro-batches differ by at most one image."""
-        parts = sizes(self.batch, self.pipeline.replicas * self.pipeline.micro_batches)
+        parts = even_split_sizes(self.batch, self.pipeline.replicas * self.pipeline.micro_batches)
         typical = parts[len(parts) // 2]
         return Sample(self._random(typical), self._random(parts[0]), typical)
 

@@ -40,7 +40,7 @@ _BY_THE_FILE = ("stages", "micro_batches", "schedule", "virtual_stages")
 """What a schedule from a file determines."""
 
 
-def split_choice(settings: str) -> tuple[str, bool]:
+def split_pipeline_auto(settings: str) -> tuple[str, bool]:
     """Returns the settings without ``pipeline=auto``, which leaves all of this to the plan of a new run, and whether it
     is among them."""
     parts = overrides.split(settings)

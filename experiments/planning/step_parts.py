@@ -20,15 +20,17 @@ PARTS = ("compute", "recompute", "update", "bubble", "imbalance", "communication
 OUTSIDE = "outside the trace"
 
 
-def shares(timeline: Timeline, owners: tuple[int, ...] = ()) -> dict[str, float]:
-    """Returns the share of each part; they sum to 1. ``owners`` are those of the cells (``CellPlacement``)."""
+def shares(timeline: Timeline, cell_to_stage: tuple[int, ...] = ()) -> dict[str, float]:
+    """Returns the share of each part; they sum to 1. ``cell_to_stage`` as in ``CellPlacement``."""
     stages = range(len(timeline.rows))
     whole = len(timeline.rows) * timeline.seconds
     work = sum(timeline.busy(k, "FRIBW") for k in stages)
     update = sum(timeline.busy(k, "U") for k in stages)
     costs = [_mean_seconds(timeline, k) for k in stages]
     mean = {kind: statistics.fmean(cost[kind] for cost in costs) for kind in KINDS}
-    equal_s, actual_s = (_simulated_s(timeline, stages_costs, owners) for stages_costs in ([mean] * len(costs), costs))
+    equal_s, actual_s = (
+        _simulated_s(timeline, stages_costs, cell_to_stage) for stages_costs in ([mean] * len(costs), costs)
+    )
     parts = {
         "compute": sum(timeline.busy(k, "FIBW") for k in stages) / whole,
         "recompute": sum(timeline.busy(k, "R") for k in stages) / whole,
@@ -40,7 +42,7 @@ def shares(timeline: Timeline, owners: tuple[int, ...] = ()) -> dict[str, float]
 
 
 def slower_than_planned(
-    planned: Timeline, measured: Sequence[Timeline], step_s: float, owners: tuple[int, ...] = ()
+    planned: Timeline, measured: Sequence[Timeline], step_s: float, cell_to_stage: tuple[int, ...] = ()
 ) -> dict[str, float]:
     """Returns by how many seconds each part of a step of ``step_s`` is longer than planned; they sum to the difference.
 
@@ -48,10 +50,10 @@ def slower_than_planned(
     """
     found = dict.fromkeys((*PARTS, OUTSIDE), 0.0)
     for timeline in measured:
-        for part, share in shares(timeline, owners).items():
+        for part, share in shares(timeline, cell_to_stage).items():
             found[part] += share * timeline.seconds / len(measured)
     found[OUTSIDE] = step_s - sum(found.values())
-    for part, share in shares(planned, owners).items():
+    for part, share in shares(planned, cell_to_stage).items():
         found[part] -= share * planned.seconds
     return found
 
@@ -64,12 +66,12 @@ def _mean_seconds(timeline: Timeline, stage: int) -> dict[str, float]:
     return means
 
 
-def _simulated_s(timeline: Timeline, costs: Sequence[dict[str, float]], owners: tuple[int, ...]) -> float:
+def _simulated_s(timeline: Timeline, costs: Sequence[dict[str, float]], cell_to_stage: tuple[int, ...]) -> float:
     """Returns the seconds of the trace's actions at these costs with instant messages."""
     schedule = [
         [Action(span.kind, span.micro_batch, span.virtual_stage) for span in row if span.kind != "U"]
         for row in timeline.rows
     ]
     routes = [Route(at, at + 1) for at in range(len(schedule) * virtual_stages_of(schedule) - 1)]
-    playback = Playback(schedule, lambda k, action: costs[k][action.kind], routes, owners=owners)
+    playback = Playback(schedule, lambda k, action: costs[k][action.kind], routes, cell_to_stage=cell_to_stage)
     return max(row[-1].end for row in playback.rows)

@@ -4,7 +4,7 @@
                          H H A A          stage k of all replicas is on the same kind, so all replicas take as long
 
 Devices of a kind follow one another, and the kinds come in a given order. How many stages each kind has is chosen
-together with the cut of the layers, so that the slowest stage is as fast as possible: exactly, for one cell a stage,
+together with the cut of the layers, so that the slowest stage is as fast as possible: exactly, for one cell per stage,
 without messages, and without recomputes if it fits so. Other schedules, and cells given by hand, get the same devices.
 Inside a node all links count as those of the slowest kind in use.
 """

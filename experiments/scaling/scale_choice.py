@@ -22,13 +22,13 @@ def choose_scale(
     requested: RequestedScale,
     cluster: Cluster,
     settings: Iterable[str] = (),
-    any_shape: bool = False,
+    pipeline_auto: bool = False,
 ) -> tuple[Experiment, str]:
     """Returns the experiment at the requested scale with the user's settings, and one line that says what was shrunk;
     no line of a run for a laptop of which nothing was.
 
     ``auto`` selects paper if the cluster can hold it and laptop otherwise. Raises PlacementError when ``paper`` is
-    requested and does not fit the cluster, SettingError for a bad setting. With ``any_shape`` a run fits if it does
+    requested and does not fit the cluster, SettingError for a bad setting. With ``pipeline_auto`` a run fits if it does
     with any K, R and M.
     """
     settings = list(settings)
@@ -48,7 +48,7 @@ def choose_scale(
             raise
         # raises again if the settings are wrong at any scale
         return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because at scale paper {fault}")
-    shortage = _shortage_of_any(whole, cluster, settings) if any_shape else find_shortage(whole, cluster)
+    shortage = _shortage_of_any(whole, cluster, settings) if pipeline_auto else find_shortage(whole, cluster)
     if shortage is None:
         return whole, f"{paper.title}, nothing shrunk"
     if requested == "paper":

@@ -16,10 +16,10 @@ def breakdown_table(
     traces: Sequence[StepTrace],
     layers: Sequence[int],
     mfu: float | None = None,
-    owners: tuple[int, ...] = (),
+    cell_to_stage: tuple[int, ...] = (),
 ) -> Table:
     """Returns the mean shares over the traced steps of a run with ``layers`` per stage, and of what ``mfu`` is made."""
-    steps = [shares(trace.timeline, owners) for trace in traces]
+    steps = [shares(trace.timeline, cell_to_stage) for trace in traces]
     first = traces[0].timeline.rows
     stages, micro_batches = len(first), sum(span.kind == "F" and not span.virtual_stage for span in first[0])
     paper = paper_numbers("breakdown")

@@ -35,7 +35,7 @@ class Backend:
         """Returns what a function returns on a machine where so many devices are free and the folder ``data`` is."""
         return task()
 
-    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
         return nullcontext(ProcessLauncher())
 

@@ -194,7 +194,7 @@ class EnvBackend(Backend):
                 "or set pipeline.stages and pipeline.replicas"
             )
 
-    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         return nullcontext(RankLauncher(self.ranks))
 
 

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from launch.worker.parent import end_with_parent
-from suite.errors import ForkserverError, NeighbourLostError, SuiteError, WorkerDiedError, WorkerError
+from suite.errors import ForkserverError, PeerLostError, SuiteError, WorkerDiedError, WorkerError
 from suite.paths import check_socket_folder
 
 if TYPE_CHECKING:  # not needed to start processes
@@ -112,9 +112,9 @@ def run_worker_alone(
     should_stop: Callable[[], bool],
     preload: Sequence[str] = (),
 ) -> SuiteError | None:
-    """Runs the worker of a rank whose job has others elsewhere in a fresh process, without a deadline; returns how it
-    failed. The workers meet in the store at ``address``, "host port", with keys of their attempt's own ``prefix``: keys
-    of earlier attempts are not found."""
+    """Runs one rank's worker in a fresh process, without a deadline, while the job's others run elsewhere; returns its
+    error, or None. The workers meet in the store at ``address``, "host port". ``prefix`` is another in each attempt, so
+    keys of earlier ones are not found."""
     worker, preload = (rank, address, prefix, attempt, device, node), [*preload, *DATA_LIBRARIES]
     try:
         run_processes(_run_worker_at, 1, *worker, deadline_s=math.inf, should_stop=should_stop, preload=preload)
@@ -178,7 +178,7 @@ def _start_server() -> None:
 
 def _collect(processes: list[BaseProcess], results: Any, until: float, should_stop: Callable[[], bool]) -> list[Any]:
     values: dict[int, Any] = {}
-    collateral: dict[int, NeighbourLostError] = {}
+    collateral: dict[int, PeerLostError] = {}
     while len(values) < len(processes):
         if should_stop():
             raise WorkerError("the workers were ended")
@@ -200,7 +200,7 @@ def _collect(processes: list[BaseProcess], results: Any, until: float, should_st
             continue
         if error is not None:
             cause, trace = error
-            if isinstance(cause, NeighbourLostError):
+            if isinstance(cause, PeerLostError):
                 # the lost worker will report its own failure, or be found dead
                 collateral[rank] = cause
                 until = min(until, time.monotonic() + ROOT_CAUSE_DELAY_S)
@@ -289,7 +289,7 @@ def run_worker(
     from launch.worker.worker import train_stage
 
     tqdm.set_lock(threading.RLock())  # tqdm's default lock is shared between processes, and outlives a killed one
-    experiment_file, plan_file = attempt.records
+    experiment_file, plan_file = attempt.input_files
     experiment, plan = read_experiment_file(experiment_file), RunPlan.read(plan_file)
     gpu = None
     if attempt.use_gpu:

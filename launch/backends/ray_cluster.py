@@ -35,7 +35,7 @@ MEASURING_S = 300.0
 class RayBackend(Backend):
     """This machine; its workers are started by a local Ray that belongs to the run."""
 
-    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         return RayTrainLauncher(Connection(attempt.workers), attempt, planned, run_logger(attempt.run.messages))
 
 
@@ -73,7 +73,7 @@ class RayClusterBackend(Backend):
             has_bf16=all(devices.has_bf16 for devices in of_nodes),
         )
 
-    def started(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
+    def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from experiments.base.experiment import Experiment
-from launch.backends.ray_agents import Agents
+from launch.backends.ray_agent_group import AgentGroup
 from launch.backends.ray_connection import POLL_S, Connection, answering, wait_for_devices
 from launch.runs.checkpoints import checkpoint_location
 from launch.storage_sync.folder_delta import MARKER
@@ -17,7 +17,7 @@ from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from suite.errors import (
     BusyError,
-    NeighbourLostError,
+    PeerLostError,
     PlacementError,
     StallError,
     SuiteError,
@@ -47,7 +47,7 @@ class RayTrainLauncher:
         self._kind = "GPU" if attempt.use_gpu else "CPU"
         self._device_timeout_s = 0.0
         """Seconds to wait for busy devices."""
-        self._agents: Agents | None = None
+        self._agents: AgentGroup | None = None
         self._unshared_nodes: set[str] = set()
         """Ids of nodes that do not share the run's folder. Remembered, because the check waits for file systems."""
         self._node_ids = planned.ids if planned is not None else []
@@ -99,7 +99,7 @@ class RayTrainLauncher:
             return False
         return True
 
-    def _agents_for(self, attempt: Attempt, experiment: Experiment) -> Agents:
+    def _agents_for(self, attempt: Attempt, experiment: Experiment) -> AgentGroup:
         """Returns the previous attempt's agents if they can be reused, otherwise new ones."""
         if self._can_reuse_agents(attempt.workers):
             assert self._agents is not None
@@ -108,7 +108,7 @@ class RayTrainLauncher:
         placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas)
         checkpoints = checkpoint_location(attempt.run, experiment)
         folders = prepare_nodes(attempt, placement.nodes, checkpoints, self._unshared_nodes, self._log)
-        self._agents = Agents(attempt, experiment, placement.ids, folders, self._log)
+        self._agents = AgentGroup(attempt, experiment, placement.ids, folders, self._log)
         return self._agents
 
     def _can_reuse_agents(self, workers: int) -> bool:
@@ -201,7 +201,7 @@ class RayTrainLauncher:
             return not self._agents.alive
 
 
-def _wait_for_workers(agents: Agents, watchdog: Watchdog) -> None:
+def _wait_for_workers(agents: AgentGroup, watchdog: Watchdog) -> None:
     """Returns when all workers have finished the job. Raises the root cause if one failed, WorkerError if the watchdog
     has a verdict."""
     while True:
@@ -211,9 +211,7 @@ def _wait_for_workers(agents: Agents, watchdog: Watchdog) -> None:
             return
         if failures:
             # a worker delays its report of a lost neighbour, so that the neighbour's own failure comes first
-            raise min(
-                failures, key=lambda error: (isinstance(error, NeighbourLostError), isinstance(error, StallError))
-            )
+            raise min(failures, key=lambda error: (isinstance(error, PeerLostError), isinstance(error, StallError)))
         if watchdog.should_stop:
             raise WorkerError("the workers were ended")
 

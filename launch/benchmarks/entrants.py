@@ -12,7 +12,7 @@ from experiments.benchmark.peers.deepspeed_pipeline import DeepSpeedPipeline
 from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
 from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD, TorchPipelining
 from experiments.benchmark.peers.workload import SEED
-from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
+from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 
@@ -24,7 +24,7 @@ class Suite:
         """Executes the plan of that name, in a process that keeps freed memory like a run's workers."""
         keep_freed_memory()
         work, (planned, schedule_config) = context.work, context.plans[name]
-        place = replace(context.coord, owners=schedule_config.owners(work.stages))
+        place = replace(context.coord, cell_to_stage=schedule_config.cell_to_stage(work.stages))
         layers, loss = work.build()
         model = PartitionedModel(layers, loss, cell_ranges(planned, len(layers)), schedule_config)
         self._executor, groups = make_executor(place, model, torch.device("cpu"), work.optimizer.precision, SEED)

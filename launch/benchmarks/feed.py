@@ -28,7 +28,7 @@ from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from launch.worker.feed_processes import MAX_PROCESSES, FeedProcesses
 from suite.data.text.prepare import folder_of, prepare
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 
 SETTINGS = "text.corpus=django text.vocabulary=8000"
@@ -69,7 +69,7 @@ def _turn(number: int, way: str, processes: int, experiment: Experiment, data: P
         return _launch_beside(_wait)
     coord = RankCoord(0, experiment.pipeline.stages, experiment.pipeline.replicas)
     steps = range(100 * number, 100 * number + BATCHES + 2 * max(1, processes))
-    make: Callable[[int], MiniBatch | None] = experiment.data_source(data, coord).batch
+    make: Callable[[int], ReplicaBatch | None] = experiment.data_source(data, coord).batch
     if processes:
         make = FeedProcesses(experiment, data, coord, steps, processes)
     left = iter(steps)

@@ -127,9 +127,9 @@ def _breakdown(requested: str) -> Table:
         raise SettingError(
             f"run {run.path} has no trace; start a run with one: {command('experiment', NAME=run.path.parent.name)}"
         )
-    plan, mfu = RunPlan.read(run.plan_record), (read_json(run.record) or {}).get("mfu")
-    owners = plan.schedule_config.owners(len(traces[0].timeline.rows))
-    return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, plan.cells, mfu, owners)
+    plan, mfu = RunPlan.read(run.plan_json), (read_json(run.record) or {}).get("mfu")
+    cell_to_stage = plan.schedule_config.cell_to_stage(len(traces[0].timeline.rows))
+    return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, plan.cells, mfu, cell_to_stage)
 
 
 def _newest_traced() -> RunFolder:

@@ -34,7 +34,7 @@ from suite.pipeline.model.layers import (
     materialize,
     ties_of,
 )
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.devices import GIB
@@ -142,7 +142,7 @@ def _trainable(layers: Sequence[nn.Module]) -> dict[Key, nn.Parameter]:
 def forward(
     layers: Sequence[nn.Module],
     loss: nn.Module,
-    batch: MiniBatch,
+    batch: ReplicaBatch,
     i: int,
     chosen: Experiment,
     step: int,

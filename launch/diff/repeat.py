@@ -47,7 +47,7 @@ def repeat(name: str, steps: int, console: Console) -> bool:
         steps_found = ", ".join(str(each.step) for each in checkpoints)
         raise CheckpointError(f"the run has checkpoints of steps {steps_found} and recorded no step behind one of them")
     last = max(step for step in range(checkpoint.step + 1, checkpoint.step + steps + 1) if step in then)
-    plan = RunPlan.read(run.plan_record)
+    plan = RunPlan.read(run.plan_json)
     console.print(f"steps {checkpoint.step + 1} to {last} of {run.path} again, from {checkpoint}")
     again = new_run(before.name)
     try:
@@ -76,7 +76,7 @@ def train_in(checkout: Path, run: RunFolder) -> RunFolder:
     its ``.venv``, if it has one. Raises SettingError where that fails."""
     before, python = read_experiment_file(run.experiment), checkout / ".venv/bin/python"
     again = new_run(before.name)
-    write_atomically(again.experiment, _as_planned(before, RunPlan.read(run.plan_record)).to_toml())
+    write_atomically(again.experiment, _as_planned(before, RunPlan.read(run.plan_json)).to_toml())
     command = [python if python.exists() else sys.executable, "-P", "-m", "launch.cli", "resume", "--launcher", "local"]
     paths = [str(checkout.resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

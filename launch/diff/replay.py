@@ -68,7 +68,7 @@ def replay(name: str, asked: ReplayedAction, stop: Stop | None, save: Path | Non
     if save is not None and (save.is_dir() or not save.parent.is_dir()):
         raise SettingError(f"--save is {save}; give a file in a folder that exists")
     run = find_run(name)
-    chosen, plan = read_experiment_file(run.experiment), RunPlan.read(run.plan_record)
+    chosen, plan = read_experiment_file(run.experiment), RunPlan.read(run.plan_json)
     layers = _layers_of(asked, chosen, plan)
     pipeline, threads = chosen.pipeline, threads_of(chosen)
     micro_batch = asked.replica * pipeline.micro_batches + asked.action.micro_batch

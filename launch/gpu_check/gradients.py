@@ -125,7 +125,7 @@ def choose_start(sizes: Sizes) -> Start:
     stage = Stage(layers, cells, loss, torch.device("cpu"), "fp32", seed=0)
     TiedParameters(
         find_ties(layers, cells, CellPlacement(1)), RankCoord(0, 1, 1), stage.named_parameters(), 0.0
-    ).broadcast_owner()
+    ).broadcast_first_copy()
     boundary, distances = SkipLayout(find_skips(layers), cells, 0).input_boundary, [math.inf]
 
     def record(module: nn.Module, inputs: Tensors, output: Tensor) -> None:

@@ -11,7 +11,7 @@ from models.loss import TranslationLoss
 from models.shape import PADDING, TransformerShape
 from models.transformer import layers
 from suite.pipeline.model.layers import meta_device
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 
 ROWS, TIME, MICRO_BATCHES = 8, 16, 4
 """Of the mini-batch whose gradients are compared."""
@@ -48,7 +48,7 @@ def model(shape: TransformerShape, dtype: torch.dtype) -> tuple[list[nn.Module],
         return [layer.to(dtype) for layer in layers(shape)], TranslationLoss(shape.label_smoothing)
 
 
-def make_batch(shape: TransformerShape, seed: int) -> MiniBatch:
+def make_batch(shape: TransformerShape, seed: int) -> ReplicaBatch:
     """Returns sentence pairs of uneven length, so that masks matter."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -60,4 +60,4 @@ def make_batch(shape: TransformerShape, seed: int) -> MiniBatch:
 
     source, target, labels = (words() for _ in range(3))
     inputs = split([source, target], MICRO_BATCHES)
-    return MiniBatch(inputs, split([labels], MICRO_BATCHES), float((labels != PADDING).sum()))
+    return ReplicaBatch(inputs, split([labels], MICRO_BATCHES), float((labels != PADDING).sum()))

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from launch.gpu_check.work import model
+from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.distributed import init_process_group, shared_gpu
-from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from models import embedding
 from models.shape import TransformerShape
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.p2p import MessageTimeout
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.weight_grad import weight_grad_sum
 from suite.pipeline.runtime.worker_status import WorkerStatus
@@ -39,7 +39,7 @@ class Start:
     """A mini-batch, and the weights to start from."""
 
     shape: TransformerShape
-    batch: MiniBatch
+    batch: ReplicaBatch
     weights: Arrays
 
 
@@ -69,7 +69,7 @@ def train_and_update(
     optimizer = make_stage_optimizer(executor, groups, partitioned, OptimizerSettings(warmup_steps=1))
     batch = start.batch
     begin, end = (len(batch) * at // coord.replicas for at in (coord.replica, coord.replica + 1))
-    share = MiniBatch(batch.inputs[begin:end], batch.targets[begin:end], batch.divisor, begin)
+    share = ReplicaBatch(batch.inputs[begin:end], batch.targets[begin:end], batch.divisor, begin)
     norms = optimizer.update(executor.train(share, 0), 0).layer_norms
     after = parameters(executor.stage).items()
     changed = any((p.detach().cpu().numpy() != start.weights[key].astype(np.float32)).any() for key, p in after)
@@ -106,7 +106,7 @@ def _partitioned(shape: TransformerShape, stages: int, dtype: torch.dtype) -> Pa
 
 def new_status() -> WorkerStatus:
     """Returns the status of a worker that waits for others for a minute at most."""
-    return WorkerStatus(Deadline(DEADLINE_S))
+    return WorkerStatus(MessageTimeout(DEADLINE_S))
 
 
 def _set_weights(start: Start, own: Mapping[str, Tensor]) -> None:

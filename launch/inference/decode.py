@@ -26,7 +26,7 @@ from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
-from launch.inference.methods import DecodingMethod, Result
+from launch.inference.decoding_methods import DecodingMethod, Result
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder, resume_command
 from launch.tracking.follower import LogTail

@@ -8,7 +8,7 @@ from experiments.base.hints import option
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment_file
 from launch.inference.decode import decode, stages_of
-from launch.inference.methods import Request, Sampling
+from launch.inference.decoding_methods import Request, Sampling
 from launch.inference.model_text import encoded_lines, load_data
 from launch.inference.translate import read_lines
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint

@@ -12,7 +12,7 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from experiments.translation.experiment import TranslationExperiment
 from launch.inference.decode import decode_groups
-from launch.inference.methods import BeamSearch
+from launch.inference.decoding_methods import BeamSearch
 from launch.inference.model import load_model
 from launch.inference.model_text import rows_of, source_of, trained_languages
 from launch.runs.store import CACHE, RunFolder

@@ -30,12 +30,12 @@ class WholeModel(nn.Module):
         """Copies of a tied parameter become one: the first layer's."""
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        owners: dict[str, nn.Parameter] = {}
+        first_copies: dict[str, nn.Parameter] = {}
         for layer in layers:
             for name, tie in ties_of(layer).items():
                 module, _, attribute = name.rpartition(".")
-                owner = owners.setdefault(tie, layer.get_parameter(name))
-                setattr(layer.get_submodule(module), attribute, owner)
+                first = first_copies.setdefault(tie, layer.get_parameter(name))
+                setattr(layer.get_submodule(module), attribute, first)
 
     def forward(self, *inputs: Tensor) -> Tensor | Tensors:
         """Returns what the last layer returns for the inputs of the first one: one tensor or a tuple."""

@@ -22,7 +22,7 @@ from experiments.report.table import Table, Value
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.score_settings import ScoreSettings, read
 from launch.inference.decode import decode, find_text_run, stages_of
-from launch.inference.methods import BeamSearch, ForcedScoring
+from launch.inference.decoding_methods import BeamSearch, ForcedScoring
 from launch.inference.model_text import language_of, load_data, rows_of, trained_languages
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock

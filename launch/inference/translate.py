@@ -8,7 +8,7 @@ from rich.console import Console
 
 from experiments.base.hints import option
 from launch.inference.decode import decode, find_text_run, stages_of
-from launch.inference.methods import BeamSearch
+from launch.inference.decoding_methods import BeamSearch
 from launch.inference.model_text import encoded_lines, language_of, load_data, source_of, trained_languages
 from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import find_run

@@ -22,7 +22,7 @@ from experiments.base import hints
 from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute, is_source
 from experiments.custom.own_imports import ROOT
-from experiments.planning.best import split_choice
+from experiments.planning.best import split_pipeline_auto
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.members.base import folder_name
@@ -48,7 +48,7 @@ class JobRequest:
     """What a user submits."""
 
     name: str
-    """An experiment or a sweep; with ``run`` only a user's file, which a job gets again."""
+    """An experiment or a sweep. With ``run``: empty, or that run's ``file.py:function``, which is packed again."""
     scale: str = "auto"
     settings: str = ""
     run: str = ""
@@ -163,7 +163,7 @@ def _packed_source(name: str) -> tuple[str, Path | None]:
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
     """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
-    settings, any_shape = split_choice(settings)
+    settings, pipeline_auto = split_pipeline_auto(settings)
     if scale not in get_args(RequestedScale):
         raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(RequestedScale))}")
     if scale in ("paper", "auto"):  # auto may choose any scale
@@ -172,7 +172,7 @@ def _check_settings(name: str, scale: str, settings: str) -> None:
             return
     with suppress(PlacementError):
         small: RequestedScale = "slice" if scale == "slice" else "laptop"
-        resolve(name, small, Cluster(64, 64 * GIB, "cpu"), settings, any_shape)
+        resolve(name, small, Cluster(64, 64 * GIB, "cpu"), settings, pipeline_auto)
 
 
 def _check_names(job: str, storage: str) -> None:

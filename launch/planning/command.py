@@ -17,7 +17,7 @@ from experiments.base.hints import option
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
-from experiments.planning.best import best_plans, lines_of, settings_of, split_choice
+from experiments.planning.best import best_plans, lines_of, settings_of, split_pipeline_auto
 from experiments.planning.fewer_devices import limit_replicas_to_cluster
 from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import merged, plan_workload
@@ -42,7 +42,7 @@ def print_plan(
 
     Raises SettingError for invalid arguments, PlanError when the run does not fit.
     """
-    settings, chooses = split_choice(settings)
+    settings, chooses = split_pipeline_auto(settings)
     best = best or chooses
     log_console = Terminal(stderr=True) if form == "json" else console
     work, plans = make_named(name, cluster, scale, settings, lambda text: log_console.print(text), best)

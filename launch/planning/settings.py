@@ -54,16 +54,12 @@ class _Section(NamedTuple):
 
 
 def all_settings() -> list[_Section]:
-    """Returns the settings that all experiments have, then those of each kind alone."""
-    kinds = {task: describe_settings(record) for task, record in TASKS.items()}
-    common = [row for row in kinds["translation"] if all(row in rows for rows in kinds.values())]
-    alone = {task: [row for row in rows if row not in common] for task, rows in kinds.items()}
+    """Returns the settings that all experiments have, then those of each task alone."""
+    tasks = {task: describe_settings(record) for task, record in TASKS.items()}
+    common = [row for row in next(iter(tasks.values())) if all(row in rows for rows in tasks.values())]
     return [
         _Section("All experiments", common),
-        _Section("Experiments on parallel text", alone["translation"]),
-        _Section("Language models, `transformer_<L>`", alone["language_model"]),
-        _Section("Experiments on images", alone["classification"]),
-        _Section("Experiments of your own (own-model.md)", alone["custom"]),
+        *(_Section(f"Task `{task}` alone", [row for row in rows if row not in common]) for task, rows in tasks.items()),
         _Section("`gpipe score`", describe_settings(ScoreRecord)),
     ]
 

@@ -55,9 +55,9 @@ class RunFolder:
 
     experiment = _File("experiment.toml")
     """The fully resolved experiment."""
-    plan = _File("plan.txt")
+    plan_text = _File("plan.txt")
     """Cells and sizes, as printed at the start."""
-    plan_record = _File("plan.json")
+    plan_json = _File("plan.json")
     """The plan as one JSON object."""
     schedule = _File("schedule.csv")
     """The schedule, where search or a file made it."""

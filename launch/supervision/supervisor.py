@@ -16,7 +16,7 @@ from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from launch import interrupts
 from launch.runs.store import resume_command
-from launch.supervision.attempts import Attempts
+from launch.supervision.attempt_log import AttemptLog
 from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
@@ -55,8 +55,8 @@ class Supervisor:
             log(f"GPIPE_FAULTS injects {len(parse_faults(self._fault_plan))} faults into this run")
         self._requested_devices = attempt.workers
         self._checkpoint_step = attempt.checkpoint_step
-        """The checkpoint to resume from; None once an attempt has: its own checkpoints are newer."""
-        self._attempts = Attempts(attempt.run.attempts)
+        """Step of the checkpoint that the user chose; None once an attempt has started from it."""
+        self._attempts = AttemptLog(attempt.run.attempts)
         self._causes: list[Cause] = []
         self._failures_since_checkpoint = 0
         """Failures since the last new checkpoint."""
@@ -64,7 +64,7 @@ class Supervisor:
         """First step of the latest attempt."""
         self._failed_at: float | None = None
         self._earlier_record: bytes | None = None
-        """The record of later steps, where the attempt continues from an earlier one."""
+        """``record.json`` of a finished run, if this attempt goes back to an earlier checkpoint."""
 
     def run(self) -> None:
         """Runs the job to its end.
@@ -123,8 +123,8 @@ class Supervisor:
         return failure
 
     def _on_first_step(self) -> None:
-        """Records the recovery time when an attempt has finished its first step. A run that continues from an earlier
-        step is no longer finished, unless a short attempt has already written its own record."""
+        """Records the recovery time when an attempt has finished its first step. If it went back, removes the old
+        ``record.json``, unless a short attempt has already written its own."""
         if self._earlier_record is not None and _content(self._attempt.run.record) == self._earlier_record:
             self._attempt.run.record.unlink()
         if self._failed_at is not None:

@@ -28,7 +28,7 @@ def _add_end(run: RunFolder, wandb_run: Any) -> None:
     if run.timeline.exists():
         wandb_run.log({STEP: steps, "pipeline/timeline": wandb.Image(str(run.timeline))})
     for kind, files in {
-        "plan": (run.plan, run.plan_record, run.experiment),
+        "plan": (run.plan_text, run.plan_json, run.experiment),
         "timeline": (run.timeline, run.trace),
     }.items():
         artifact = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.hints import command
-from experiments.planning.best import split_choice
+from experiments.planning.best import split_pipeline_auto
 from experiments.planning.single_plan import row_errors
 from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
@@ -38,13 +38,13 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     fix."""
     find(name)  # an unknown name fails before Ray starts
     backend = select_backend(launcher)
-    given, any_shape = split_choice(settings)
+    given, pipeline_auto = split_pipeline_auto(settings)
     with log_when_long(f"choosing the scale of {name}", console.print):
-        chosen, scale_note = resolve(name, scale, backend.cluster(), given, any_shape)
+        chosen, scale_note = resolve(name, scale, backend.cluster(), given, pipeline_auto)
     check_url(chosen.train.checkpoint_dir or "")
     if scale_note:
         console.print(scale_note)
-    if not any_shape:  # before any data is prepared
+    if not pipeline_auto:  # before any data is prepared
         backend.check_workers(chosen)
         if faults := row_errors(chosen):
             raise PlanError(faults)
@@ -52,9 +52,9 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     if prepared != chosen:
         chosen = prepared.with_changes_from(find(name))
     session = Session(backend, console)
-    planned = session.plan(chosen, given, any_shape)
+    planned = session.plan(chosen, given, pipeline_auto)
     backend.check_workers(planned.experiment)
-    if any_shape or chosen.pipeline.micro_batches == AUTO:
+    if pipeline_auto or chosen.pipeline.micro_batches == AUTO:
         planned = replace(planned, experiment=planned.experiment.with_changes_from(find(name)))
     if chosen.task == "custom":
         console.print(f"whether it trains as in plain PyTorch: {command('check', NAME=name)}")
@@ -112,7 +112,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     session = Session(backend, console, resumes=True)
     planned = session.plan(as_planned, settings)
     pipeline = chosen.pipeline.model_copy(update={"micro_batches": planned.experiment.pipeline.micro_batches})
-    requested = planned.experiment.with_pipeline(pipeline)  # a later resume may again have no schedule of its own
+    requested = planned.experiment.with_pipeline(pipeline)  # so a later resume takes plan.json's too
     session.train(run, replace(planned, experiment=requested), resumed=True, checkpoint_step=step)
 
 
@@ -139,10 +139,10 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
     Another schedule would sum gradients in another order, which changes the result."""
     if chosen.pipeline != before.pipeline or chosen.pipeline.schedule != "auto":
         return chosen
-    plan = read_json(run.plan_record) or {}
+    plan = read_json(run.plan_json) or {}
     if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
         return chosen
-    return chosen.with_pipeline(chosen.pipeline.model_copy(update=planned_schedule(RunPlan.read(run.plan_record))))
+    return chosen.with_pipeline(chosen.pipeline.model_copy(update=planned_schedule(RunPlan.read(run.plan_json))))
 
 
 def prepare_same(run: RunFolder, chosen: Experiment, console: Console) -> None:

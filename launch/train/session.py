@@ -104,7 +104,7 @@ class Session:
         """Runs the workers to the end. The experiment and plan replace those in the run's folder only once the workers
         have started: a resume that cannot start changes nothing."""
         run, attempt, requested = current.run, current.attempt, current.planned
-        files = run.experiment, run.plan_record
+        files = run.experiment, run.plan_json
         if not attempt.resume:
             check_unused(checkpoint_location(run, requested.experiment))
         written = tuple(map(draft_of, files)) if attempt.resume else files
@@ -116,7 +116,7 @@ class Session:
         try:
             with (
                 Follower(run, requested.experiment, self.console, check.step),
-                self.backend.started(attempt, requested.placement) as launcher,
+                self.backend.open_launcher(attempt, requested.placement) as launcher,
             ):
                 Supervisor(requested.experiment, current.plan, attempt, launcher, current.fitted_to, log).run()
         finally:
@@ -192,7 +192,7 @@ def _write_records(planned: PlanReport, plan: RunPlan, experiment_file: Path, pl
 
 
 def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
-    write_atomically(run.plan, "\n".join(planned.lines()) + "\n")
+    write_atomically(run.plan_text, "\n".join(planned.lines()) + "\n")
     if rows := planned.plan.schedule_config.rows:
         write_atomically(run.schedule, "\n".join(rows).replace(" ", ",") + "\n")
     else:

@@ -62,7 +62,7 @@ class RunData:
     @cached_property
     def plan(self) -> dict[str, Any]:
         """The plan of its first attempt."""
-        return read_json(self.run.plan_record) or {}
+        return read_json(self.run.plan_json) or {}
 
     @cached_property
     def scores(self) -> dict[str, Any]:

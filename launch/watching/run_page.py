@@ -221,8 +221,8 @@ def _request(run: RunData) -> Section:
         [Table("shrunk", "Changed from the paper's run", ("setting", "paper", "here"), rows, notes)] if rows else []
     )
     folded = [("all settings (experiment.toml)", hide_secrets(run.experiment.to_toml()))]
-    if run.run.plan.exists():
-        folded.append(("the plan as printed (plan.txt)", run.run.plan.read_text()))
+    if run.run.plan_text.exists():
+        folded.append(("the plan as printed (plan.txt)", run.run.plan_text.read_text()))
     return Section("Settings", tables=tables, folded=folded)
 
 

@@ -19,7 +19,7 @@ from experiments.registry import read_settings
 from launch.error_log import log_error
 from launch.runs.checkpoints import read_published
 from launch.runs.store import RunFolder, is_locked
-from launch.supervision.attempts import read_attempt_lines
+from launch.supervision.attempt_log import read_attempt_lines
 from launch.supervision.watchdog import FRESH_S
 from launch.worker.attempt import draft_of
 from launch.worker.heartbeat import ENDED, read_heartbeats
@@ -95,7 +95,7 @@ def damage(run: RunFolder) -> str:
     try:
         if run.experiment.exists():
             read_settings(run.experiment)
-        for record in (run.record, run.plan_record, run.scores):
+        for record in (run.record, run.plan_json, run.scores):
             read_json(record)
         read_published(run)
     except RunFileError as error:

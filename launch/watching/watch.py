@@ -145,7 +145,7 @@ class WatchView:
         with suppress(RunFileError):  # it is written once the workers have started
             plan = RunData(self.run).plan
             if (plan.get("K"), plan.get("M")) == (attempt.fields["K"], attempt.fields["M"]):
-                return RunPlan.read(self.run.plan_record).schedule_config
+                return RunPlan.read(self.run.plan_json).schedule_config
         return ScheduleConfig("fill_drain", (0,))
 
 

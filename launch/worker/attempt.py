@@ -61,12 +61,12 @@ class Attempt:
         return f"{self.owner}, attempt {self.number}"
 
     @property
-    def records(self) -> tuple[Path, Path]:
+    def input_files(self) -> tuple[Path, Path]:
         """The files of the experiment and of the plan: on fewer devices than requested, the shrunk ones; while a
         resumed run starts, their drafts."""
         if self.shrunk:
             return self.run.shrunk, self.run.shrunk_plan
-        return _newest(self.run.experiment), _newest(self.run.plan_record)
+        return _newest(self.run.experiment), _newest(self.run.plan_json)
 
 
 def draft_of(file: Path) -> Path:

@@ -25,7 +25,7 @@ from launch.worker.parent import end_with_parent
 from launch.worker.prefetch import Prefetcher
 from suite.device import is_host, module_of
 from suite.errors import DataError, SuiteError, first_line
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import Executor
 
@@ -50,13 +50,13 @@ def make_batches(experiment: Experiment, data: Path, source: DataSource, executo
     coord, steps = executor.coord, experiment.train.steps
     needs_data = source.is_thread_safe and (coord.is_first or coord.is_last)
     processes = feed_process_count(executor.stage.device) if needs_data else 0
-    make: Callable[[int], MiniBatch | None] = source.batch
+    make: Callable[[int], ReplicaBatch | None] = source.batch
     if processes:
         make = FeedProcesses(experiment, data, coord, range(start, steps), processes)
     fills_bubble = coord.is_first and not coord.is_last and not processes
     batches = Prefetcher(make, steps, executor.prefetch_shapes, source.is_thread_safe, not fills_bubble)
     if fills_bubble:
-        executor.on_drain = batches.start_next
+        executor.on_first_backward = batches.start_next
     return batches
 
 
@@ -86,7 +86,7 @@ class FeedProcesses:
         )
         self._batches = iter(loader)
 
-    def __call__(self, step: int) -> MiniBatch:
+    def __call__(self, step: int) -> ReplicaBatch:
         """Returns the mini-batch of the next step.
 
         Raises the SuiteError of the data; ChildProcessError when it raised another exception, or a process was killed.
@@ -113,11 +113,11 @@ class FlatBatch:
     flat: dict[torch.dtype, Tensor]
     shapes: Sequence[Sequence[tuple[torch.dtype, torch.Size]]]
     """Of the inputs of each micro-batch, then of the targets of each."""
-    others: MiniBatch
+    others: ReplicaBatch
     """What is not a tensor."""
 
     @classmethod
-    def of(cls, batch: MiniBatch) -> FlatBatch:
+    def of(cls, batch: ReplicaBatch) -> FlatBatch:
         """Copies a mini-batch."""
         parts = [*batch.inputs, *batch.targets]
         shapes = [[(tensor.dtype, tensor.shape) for tensor in part] for part in parts]
@@ -146,7 +146,7 @@ class FlatBatch:
         """Returns a copy in pinned memory, from which copies to the device are asynchronous. DataLoader calls it."""
         return replace(self, flat={dtype: tensor.pin_memory() for dtype, tensor in self.flat.items()})
 
-    def unpack(self) -> MiniBatch:
+    def unpack(self) -> ReplicaBatch:
         """Returns the mini-batch, whose tensors are views."""
         all_shapes = [shape for part in self.shapes for shape in part]
         views = {

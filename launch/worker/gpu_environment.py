@@ -35,7 +35,7 @@ def gpu_environment() -> dict[str, str]:
 
 def check_module_loading(virtual_stages: int) -> None:
     """Raises SettingError when kernels are loaded lazily on stages of several cells: the receives of one cell are
-    posted before another one runs. One cell a stage stops in no case (``suite.pipeline.schedule.nccl_deadlock``)."""
+    posted before another one runs. One cell per stage stops in no case (``suite.pipeline.schedule.nccl_deadlock``)."""
     loading = os.environ.get(MODULE_LOADING, "EAGER")
     if virtual_stages > 1 and loading != "EAGER":
         raise SettingError(
@@ -55,7 +55,7 @@ def check_queues(links: int, tie_groups: int) -> None:
     if streams > MOST_QUEUES:
         raise SettingError(
             f"a stage of this run has {streams} CUDA streams, two for each of its {links} links to other cells, and a "
-            f"GPU has {MOST_QUEUES} hardware queues for them at most; use fewer cells a stage "
+            f"GPU has {MOST_QUEUES} hardware queues for them at most; use fewer cells per stage "
             "(pipeline.virtual_stages) or fewer skips between stages"
         )
     raise SettingError(

@@ -74,15 +74,15 @@ def _load_initial(experiment: Experiment, stage: Stage, log: Log) -> dict[str, A
 
 
 def begin_attempt(attempt: Attempt, experiment: Experiment, coord: RankCoord, start: int, log: Log) -> None:
-    """Takes over the run: its checkpoints are this attempt's, and the experiment and the plan of a resumed run replace
-    the old ones. All workers must call it, once all have read these."""
+    """Makes this attempt the owner of a resumed run's checkpoints, and replaces experiment and plan by their drafts.
+    All workers must call it; it waits until all have read the drafts."""
     dist.barrier()
     if not attempt.resume:
         return
     run, step = attempt.run, attempt.checkpoint_step
     _take_over(attempt, experiment)  # before later steps go
     if coord.rank == 0:
-        for file in (run.plan_record, run.experiment):  # the experiment last: its draft says that the run is starting
+        for file in (run.plan_json, run.experiment):  # the experiment last: its draft says that the run is starting
             if draft_of(file).exists():
                 draft_of(file).replace(file)
         sync_folder(run.path)

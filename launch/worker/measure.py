@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 
 from experiments.base.workload import Measurable
+from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.distributed import busy_link, init_process_group, one_way_s, shared_gpu
-from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.log_file import log_to
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.device import is_host, module_of, synchronize
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.memory_tracker import MemoryTracker, keep_freed_memory
@@ -170,14 +170,14 @@ def _join(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) ->
 def _run_steps(device: torch.device, pipeline: MeasuredPipeline, steps: int = 0, update: bool = True) -> Steps:
     rank, stages = dist.get_rank(), dist.get_world_size()
     workload, schedule_config = pipeline.workload, pipeline.schedule_config
-    coord = RankCoord(rank, stages, 1, schedule_config.owners(stages))
+    coord = RankCoord(rank, stages, 1, schedule_config.cell_to_stage(stages))
     layers, loss = workload.build()
     set_logits_bytes(layers, pipeline.logits_bytes)
     model = PartitionedModel(layers, loss, cell_ranges(pipeline.cells, len(layers)), schedule_config)
     executor, groups = make_executor(coord, model, device, workload.optimizer.precision, seed=0)
     optimizer = make_stage_optimizer(executor, groups, model, workload.optimizer)
     sample, count = workload.sample().typical, workload.pipeline.micro_batches
-    batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, float(count))
+    batch = ReplicaBatch([sample.inputs] * count, [sample.targets] * count, float(count))
     own_batch = batch if coord.is_first or coord.is_last else None
     seconds, applied = [], True
     for step in range(WARM_UPS + steps):

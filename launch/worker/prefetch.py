@@ -20,7 +20,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 import torch
 
 from suite.errors import DataError
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.runtime.worker_status import FIRST_ACTION_TIMEOUT_S
 
 
@@ -29,9 +29,9 @@ class Prefetcher:
 
     def __init__(
         self,
-        make: Callable[[int], MiniBatch | None],
+        make: Callable[[int], ReplicaBatch | None],
         steps: int,
-        prepare: Callable[[MiniBatch], object] | None = None,
+        prepare: Callable[[ReplicaBatch], object] | None = None,
         ahead: bool = True,
         start_at_once: bool = True,
     ) -> None:
@@ -43,10 +43,10 @@ class Prefetcher:
         self._start_at_once, self._following = start_at_once, 0
         threads = torch.get_num_threads()  # by default a new thread would use all cores
         self._thread = ThreadPoolExecutor(1, "batches", initializer=lambda: torch.set_num_threads(threads))
-        self._started: dict[int, Future[MiniBatch | None]] = {}
+        self._started: dict[int, Future[ReplicaBatch | None]] = {}
         """By step."""
 
-    def __call__(self, step: int) -> MiniBatch | None:
+    def __call__(self, step: int) -> ReplicaBatch | None:
         """Returns a step's mini-batch and, with ``start_at_once``, starts the next one. Raises the exceptions of
         ``make`` and ``prepare``."""
         if not self._ahead:
@@ -73,7 +73,7 @@ class Prefetcher:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _make_and_prepare(self, step: int) -> MiniBatch | None:
+    def _make_and_prepare(self, step: int) -> ReplicaBatch | None:
         batch = self._make(step)
         if batch is not None and self._prepare is not None:
             self._prepare(batch)

@@ -14,7 +14,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
-from suite.training.loop import DEADLINE_STEPS
+from suite.training.loop import MESSAGE_TIMEOUT_STEPS
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class RunPlan:
         raise RunFileError(fault)
 
     def coord(self, rank: int, pipeline: PipelineSettings) -> RankCoord:
-        owners = self.schedule_config.owners(pipeline.stages)
-        return RankCoord(rank, pipeline.stages, pipeline.replicas, owners)
+        cell_to_stage = self.schedule_config.cell_to_stage(pipeline.stages)
+        return RankCoord(rank, pipeline.stages, pipeline.replicas, cell_to_stage)
 
     @property
     def timeout_s(self) -> float:
         """Limit for a wait, a collective or an action, as long as no step has been measured."""
-        return max(GROUP_TIMEOUT_S, DEADLINE_STEPS * self.step_s)
+        return max(GROUP_TIMEOUT_S, MESSAGE_TIMEOUT_STEPS * self.step_s)
 
 
 _ADAPTER = TypeAdapter(RunPlan)

@@ -19,7 +19,7 @@ from launch.runs.checkpoints import checkpoint_location, note_published
 from launch.runs.record import write_record
 from launch.runs.store import RunFolder
 from launch.worker.attempt import Attempt, run_logger, threads_of
-from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
+from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.feed_processes import make_batches
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
@@ -30,7 +30,7 @@ from launch.worker.run_plan import RunPlan
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import set_logits_bytes
 from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
-from suite.exchange import broadcast, gather
+from suite.exchange import all_gather, broadcast
 from suite.log import Log
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
@@ -38,7 +38,7 @@ from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.communication_errors import explain, summary
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.fault_injection import inject_faults
-from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.p2p import MessageTimeout
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
 from suite.training import checkpoint
@@ -66,7 +66,7 @@ def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: i
     """
     coord, run = plan.coord(rank, experiment.pipeline), attempt.run
     log_to(run.log(coord.replica, coord.stage))
-    status = WorkerStatus(Deadline(plan.timeout_s), action_timeout_s=plan.timeout_s)
+    status = WorkerStatus(MessageTimeout(plan.timeout_s), action_timeout_s=plan.timeout_s)
     with (
         HeartbeatWriter(attempt.heartbeats, coord, attempt.number, status, node)
         if attempt.heartbeats
@@ -273,7 +273,7 @@ def _finish(
     coord = setup.executor.coord
     if setup.validation is not None:
         setup.validation.figures(progress.step)  # those of the last step, already known unless it resumed
-    memory = gather(peak_bytes(setup.executor.stage.device))
+    memory = all_gather(peak_bytes(setup.executor.stage.device))
     if coord.is_metrics_rank:
         record = write_record(run, experiment, layers, setup, source, progress, memory, wandb_run)
     dist.barrier()

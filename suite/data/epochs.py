@@ -15,7 +15,7 @@ from torch import Tensor
 
 from suite.errors import SettingError
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import LazyMiniBatches, MiniBatch, replica_share, sizes
+from suite.pipeline.model.microbatch import LazyMiniBatches, ReplicaBatch, even_split_sizes, replica_share
 from suite.pipeline.model.rng import mix
 
 
@@ -60,10 +60,10 @@ class EpochBatches(ABC):
 
     @abstractmethod
     def _read(self, rows: Sequence[int], step: int | None, places: slice) -> tuple[Callable[[], Tensor], ...]:
-        """Returns functions that read the inputs and the targets of rows: those at some places of the mini-batch of a
-        step, or held-out ones without step."""
+        """Returns two functions: one reads the inputs of ``rows``, one the targets. With a step these are training
+        rows, at ``places`` of its mini-batch; with None held-out ones."""
 
-    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> MiniBatch:
+    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> ReplicaBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``: micro-batches of one tensor each. Without
         ``inputs``, or without ``targets``, these are empty. The divisor is the units of the whole mini-batch."""
         parts, share = replica_share(self._size, replica, self._replicas, self._micro_batches)
@@ -71,19 +71,19 @@ class EpochBatches(ABC):
         places = slice(first, first + sum(own))
         read = self._read(self.rows(step)[places], step, places)
         divisor = float(self._size * self._units)
-        return MiniBatch(_cut(read[0], own, inputs), _cut(read[1], own, targets), divisor, share.start)
+        return ReplicaBatch(_cut(read[0], own, inputs), _cut(read[1], own, targets), divisor, share.start)
 
     def rows(self, step: int) -> list[int]:
         """Returns the rows of a step's mini-batch, in order."""
         return self._epochs.rows(step * self._size, (step + 1) * self._size)
 
-    def held_out(self, inputs: bool = True, targets: bool = True) -> Sequence[MiniBatch]:
+    def held_out(self, inputs: bool = True, targets: bool = True) -> Sequence[ReplicaBatch]:
         """Returns the held-out rows in mini-batches that are read on access."""
 
-        def mini_batch(rows: range) -> MiniBatch:
-            read, parts = self._read(rows, None, slice(None)), sizes(len(rows), self._micro_batches)
+        def mini_batch(rows: range) -> ReplicaBatch:
+            read, parts = self._read(rows, None, slice(None)), even_split_sizes(len(rows), self._micro_batches)
             divisor = float(len(rows) * self._units)
-            return MiniBatch(_cut(read[0], parts, inputs), _cut(read[1], parts, targets), divisor)
+            return ReplicaBatch(_cut(read[0], parts, inputs), _cut(read[1], parts, targets), divisor)
 
         return LazyMiniBatches(self._held_out_rows, self._size, mini_batch)
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from suite.decoding.kv_cache import BeamUpdate, CachedLayers, LayerCache
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
-from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.p2p import MessageTimeout
 from suite.pipeline.runtime.tensor_channel import TensorChannel
 
 DECODE_TIMEOUT_S = 300.0
@@ -51,13 +51,13 @@ class Decoder:
         """``entry`` is the stage of the first cached layer; ``groups`` is None for a single stage."""
         self._coord, self._part, self._entry, self._device = coord, part, entry, device
         self._groups_in_flight = coord.stages - entry + 1 if coord.stages > entry + 1 else 1
-        deadline, last, stage = Deadline(DECODE_TIMEOUT_S), coord.stages - 1, coord.stage
+        timeout, last, stage = MessageTimeout(DECODE_TIMEOUT_S), coord.stages - 1, coord.stage
 
         def channel(peer: int, backward: bool, max_inflight_sends: int) -> TensorChannel:
             assert groups is not None
             group = (groups.gradients if backward else groups.activations)[0]
             on = torch.device("cpu") if backward else device
-            return TensorChannel(coord.rank_of(0, peer), f"stage {peer}", group, on, deadline, max_inflight_sends)
+            return TensorChannel(coord.rank_of(0, peer), f"stage {peer}", group, on, timeout, max_inflight_sends)
 
         decodes = stage >= entry
         self._previous_stage = channel(stage - 1, False, 0) if stage > 0 else None
@@ -104,7 +104,7 @@ class Decoder:
                     group_runs = [group_run for group_run in group_runs if next(group_run, False)]
             for sent in (self._next_stage, *self._decoding_stages):
                 if sent is not None:
-                    sent.flush()
+                    sent.wait_for_sends()
 
     def _run_group(self, number: int, source: Tensor, first: int | None, beam_search: Search | None) -> Iterator[bool]:
         outputs, caches = self._begin(number, source, first)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from suite.exchange import gather
+from suite.exchange import all_gather
 from suite.pipeline.model.changing_buffers import copies_of_buffers
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.runtime.executor import Executor
@@ -95,7 +95,7 @@ class LayerStats:
         """Gathers and writes the record of a step; ``norms`` are the gradient norms of all layers."""
         if not self.due(step):
             return
-        per_worker = gather([(index, [float(value) for value in values]) for index, values in self._stats.items()])
+        per_worker = all_gather([(index, [float(value) for value in values]) for index, values in self._stats.items()])
         self._inputs.clear()
         self._stats.clear()
         if self._lines is None:

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from suite.device import is_host, module_of
 from suite.errors import NonFiniteError
-from suite.exchange import gather
+from suite.exchange import all_gather
 from suite.log import Log
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.nonfinite import NonFiniteRecord, find_nonfinite
 from suite.settings import LoopSettings
@@ -28,7 +28,7 @@ from suite.training.trackers import Tracker
 from suite.training.utilization import Utilization
 from suite.training.validation import Validation
 
-MIN_DEADLINE_S, DEADLINE_STEPS = 60.0, 10.0
+MIN_MESSAGE_TIMEOUT_S, MESSAGE_TIMEOUT_STEPS = 60.0, 10.0
 """The longest wait for a message after the first step: ten steps, and at least 60 s. Longer than the supervisor
 allows for one action (``suite.pipeline.runtime.worker_status``), so that the supervisor finds the cause before the
 waiting workers fail."""
@@ -55,13 +55,13 @@ class TrainingSetup:
 
     executor: Executor
     optimizer: StageOptimizer
-    batches: Callable[[int], MiniBatch | None]
+    batches: Callable[[int], ReplicaBatch | None]
     saver: Saving
     trackers: Sequence[Tracker]
     """Empty on all workers but the metrics rank."""
     trace: TraceWriter | None = None
     unit: str = "tokens"
-    """What ``MiniBatch.units`` counts."""
+    """What ``ReplicaBatch.units`` counts."""
     metric_names: tuple[str, ...] = ("nll",)
     """Names of the metrics that the loss reports per unit, beside its objective."""
     layer_stats: LayerStats | None = None
@@ -129,12 +129,12 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
     return progress
 
 
-def _train_step(worker: TrainingSetup, step: int) -> tuple[MiniBatch | None, StepResult, float, float | None]:
+def _train_step(worker: TrainingSetup, step: int) -> tuple[ReplicaBatch | None, StepResult, float, float | None]:
     """Returns the worker's share of the mini-batch, the step's result, its seconds, and if it is traced its bubble."""
     begin, status = time.perf_counter(), worker.executor.status
     status.begin("batch", step)
     recorder = worker.trace.recorder(step) if worker.trace is not None else None
-    with status.allow(MIN_DEADLINE_S):
+    with status.allow(MIN_MESSAGE_TIMEOUT_S):
         batch = worker.batches(step)
     worker.executor.recorder = recorder
     with worker.layer_stats.recording(step) if worker.layer_stats is not None else nullcontext():
@@ -151,7 +151,7 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[MiniBatch | None, Ste
         with status.waiting_for("the other workers' traces"):
             bubble = worker.trace.bubble(recorder)
     seconds = time.perf_counter() - begin
-    status.deadline.seconds = max(MIN_DEADLINE_S, DEADLINE_STEPS * seconds)
+    status.message_timeout.seconds = max(MIN_MESSAGE_TIMEOUT_S, MESSAGE_TIMEOUT_STEPS * seconds)
     status.step_done(seconds)
     return batch, result, seconds, bubble
 
@@ -176,7 +176,7 @@ def _saving(
     return worker.executor.status.waiting_for(what, timeout_s)
 
 
-def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, result: StepResult) -> str:
+def _find_nonfinite(worker: TrainingSetup, batch: ReplicaBatch | None, step: int, result: StepResult) -> str:
     """Reruns a non-finite step with hooks on every layer and returns the origin of the numbers. All workers call it."""
     worker.executor.recorder = None
     with find_nonfinite(worker.executor) as records:
@@ -184,7 +184,7 @@ def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, r
     worker.executor.status.begin("look", step)
     with worker.executor.status.waiting_for("the other workers' search for non-finite numbers"):
         worker.optimizer.forget()
-        found = gather([asdict(record) for record in sorted(records)[:1]])
+        found = all_gather([asdict(record) for record in sorted(records)[:1]])
     first = min((NonFiniteRecord(**record) for records in found for record in records), default=None)
     if first is not None:
         origin = f"the first non-finite number was at {first}"
@@ -203,7 +203,7 @@ def _find_nonfinite(worker: TrainingSetup, batch: MiniBatch | None, step: int, r
 def _record(
     worker: TrainingSetup,
     progress: Progress,
-    batch: MiniBatch,
+    batch: ReplicaBatch,
     result: StepResult,
     seconds: float,
     bubble: float | None,

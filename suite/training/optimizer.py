@@ -66,7 +66,7 @@ class ReplicatedState:
         assert not getattr(self._engine.optimizer, "overflow", False), "DeepSpeed skipped a step that was agreed on"
 
     def shards(self) -> Shards | None:
-        """Returns which replica owns which gradients; None if each owns all of them."""
+        """Returns the shard of each replica; None if each has all gradients."""
         return None
 
     def local_gradients(self) -> list[tuple[Key, Tensor]]:
@@ -215,10 +215,10 @@ def _initialize(
     for parameter in module.parameters():
         parameter.model_parallel = True  # type: ignore[attr-defined]  # otherwise DeepSpeed treats stages as copies
     mpu = SimpleNamespace(
-        get_data_parallel_group=lambda: groups.replicas,
+        get_data_parallel_group=lambda: groups.data_parallel,
         get_data_parallel_rank=lambda: coord.replica,
         get_data_parallel_world_size=lambda: coord.replicas,
-        get_model_parallel_group=lambda: groups.stages,
+        get_model_parallel_group=lambda: groups.pipeline,
         get_model_parallel_rank=lambda: coord.stage,
         get_model_parallel_world_size=lambda: coord.stages,
     )

@@ -61,14 +61,14 @@ class StageOptimizer:
         factors: UpdateFactors = lambda *_: (1.0, 1.0),
     ) -> None:
         """``layers`` is the number of layers of the model. The stage's BatchNorm statistics update only when the
-        parameters do. Copies of a tied parameter have the ``factors`` of its owner."""
+        parameters do. Copies of a tied parameter have the ``factors`` of the first copy."""
         self.stage, self.coord, self._layers, self._ties, self._settings = stage, coord, layers, ties, settings
         self._trainable = {key: p for key, p in stage.named_parameters().items() if p.requires_grad}
-        self._stats_over = groups.replicas if coord.replicas > 1 and sync_batchnorm_stats else None
+        self._stats_over = groups.data_parallel if coord.replicas > 1 and sync_batchnorm_stats else None
         has_fp32 = {parameter.dtype for parameter in self._trainable.values()} == {torch.float32}
         sharded = coord.replicas > 1 and settings.state_names and has_fp32
         make_state = ShardedState if sharded else ReplicatedState
-        of_each = {key: factors("{}.{}".format(*ties.owner(*key)), p) for key, p in self._trainable.items()}
+        of_each = {key: factors("{}.{}".format(*ties.first_copy(*key)), p) for key, p in self._trainable.items()}
         self._state = make_state(stage.layers, self._trainable, settings, coord, groups, stage.device, of_each)
         self.reducer: GradientReducer | None = None
         """For the executor, which knows when a step's gradients are complete. None without replicas."""
@@ -76,18 +76,18 @@ class StageOptimizer:
         """Called in each update when all gradients are complete, before they are clipped."""
         if coord.replicas > 1:
             parameters = list(self._trainable.values())
-            self.reducer = GradientReducer(parameters, ties.parameters(), groups.replicas, self._state.shards())
+            self.reducer = GradientReducer(parameters, ties.parameters(), groups.data_parallel, self._state.shards())
 
     def update(self, sums: LossSums, step: int, recorder: Recorder | None = None, peak_bytes: int = 0) -> StepResult:
-        """Reduces gradients over ties and replicas, agrees on norm and finiteness, and applies or skips the step.
+        """Reduces gradients over ties and replicas, all-reduces norms and losses, and applies or skips the step.
 
         ``sums`` is this worker's share of the losses, ``peak_bytes`` its memory. Clears gradients in either case.
-        ``recorder`` records the part after the agreement, because before that a worker may wait for others.
+        ``recorder`` records the part after the all-reduce of norms, because before that a worker may wait for others.
         """
         gradients = self.finish_reduction()
         if self.on_gradients is not None:
             self.on_gradients()
-        squares, totals, peaks = self._agree(gradients, sums, peak_bytes)
+        squares, totals, peaks = self._all_reduce_norms(gradients, sums, peak_bytes)
         start = recorder.mark() if recorder is not None else None
         norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
         applied = math.isfinite(norm) and all(map(math.isfinite, totals))
@@ -110,7 +110,7 @@ class StageOptimizer:
         Returns this worker's part of each gradient: all of it, or its ZeRO shard.
         """
         if self.reducer is not None:
-            self.reducer.flush()  # first, because the sum over ties waits for the slowest stage with a copy
+            self.reducer.start_remaining()  # first, because the sum over ties waits for the slowest stage with a copy
         for parameter in self._trainable.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -145,20 +145,20 @@ class StageOptimizer:
         self._state.load_state(key, state)
 
     @torch.no_grad()
-    def _agree(
+    def _all_reduce_norms(
         self, gradients: Sequence[tuple[Key, Tensor]], sums: LossSums, peak_bytes: int
     ) -> tuple[list[float], list[float], list[float]]:
         """All-reduces each layer's sum of squared gradients, the loss sums, and each worker's peak memory, over all
         workers at once.
 
-        Only the workers of a layer fill its entry and all others have zero. With R = 1 that is one worker, so the sum
-        is exact and the total, in layer order, has the same bits at every K.
+        The workers of a layer fill its entry (without ZeRO only replica 0's), and all others add zero. With R = 1 one
+        worker fills it, so the sum is exact. The total, in layer order, then has the same bits at every K.
         """
         squares: list[list[Tensor]] = [[] for _ in range(self._layers)]
         # without ZeRO all replicas have the same mean
         counts_in_norm = self._state.is_sharded or self.coord.replica == 0
         for (layer, name), gradient in gradients if counts_in_norm else ():
-            if self._ties.owned(layer, name):
+            if self._ties.is_first_copy(layer, name):
                 squares[layer].append(_square(gradient))
         zero = torch.zeros((), dtype=torch.float64, device=self.stage.device)
         vector = torch.stack(
@@ -175,12 +175,12 @@ class StageOptimizer:
 
     @torch.no_grad()
     def _sync_ties(self) -> None:
-        """Copies the owner's values of tied parameters to the other stages.
+        """Copies the first copy's values of tied parameters to the other stages.
 
         The rounding of a sum over three or more replicas depends on a gradient's position in the flat bucket of
         ``GradientReducer``, so the copies would drift apart in the last bit.
         """
-        self._ties.broadcast_owner()
+        self._ties.broadcast_first_copy()
         self._state.accept_values(self._ties.parameters())
 
     def forget(self) -> None:

@@ -50,7 +50,7 @@ class SystemMetrics:
         self._device, self._queries_driver = device, True
         self._began = self._due = time.monotonic()
         self._process = psutil.Process()
-        self._sampled_at, self._waited_s = time.monotonic(), status.deadline.total_waited_s()
+        self._sampled_at, self._waited_s = time.monotonic(), status.message_timeout.total_waited_s()
         self._newest: dict[str, float] = {}
         self._thread = PeriodicThread(self._write_and_sample, PERIOD, "system metrics")
         self._process.cpu_percent()  # the next call measures from here
@@ -96,7 +96,7 @@ class SystemMetrics:
         self._lines.write(line | (self._wait_metrics() if is_host(self._device) else self._gpu_metrics()))
 
     def _wait_metrics(self) -> dict[str, float]:
-        now, waited_s = time.monotonic(), self._status.deadline.total_waited_s()
+        now, waited_s = time.monotonic(), self._status.message_timeout.total_waited_s()
         share = (waited_s - self._waited_s) / max(now - self._sampled_at, 1e-9)
         self._sampled_at, self._waited_s = now, waited_s
         return {"waiting_percent": 100 * min(max(share, 0.0), 1.0)}

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from suite.device import fork_rng
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.runtime.executor import Executor
 from suite.settings import LoopSettings
 
@@ -32,7 +32,7 @@ READ_TIMEOUT_S = 300.0
 class HeldOut:
     """Held-out mini-batches, the same number on all workers; None on stages that need none."""
 
-    batches: Sequence[MiniBatch | None]
+    batches: Sequence[ReplicaBatch | None]
     groups: tuple[str, ...] = ()
     """Names of the groups of their micro-batches, such as languages; empty for one figure."""
 
@@ -109,7 +109,7 @@ def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
             sums[at, rows[name], -1] += weight
     sums = sums.to(executor.stage.device, non_blocking=True)
     status.begin("validate", step - 1)
-    with status.waiting_for("the other workers' validation", status.deadline.seconds):
+    with status.waiting_for("the other workers' validation", status.message_timeout.seconds):
         dist.all_reduce(sums)  # exact: of each entry all workers but one have zero
     by_group = sums.cpu().sum(0)
     loss, *metrics, weight = by_group.sum(0).tolist()

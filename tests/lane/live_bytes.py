@@ -9,8 +9,8 @@ from dataclasses import replace
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.registry import find
-from launch.worker.engine import PartitionedModel
-from suite.pipeline.model.microbatch import MiniBatch
+from launch.worker.build import PartitionedModel
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.estimate import OpCostMode
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
@@ -58,7 +58,7 @@ def live_bytes(planned, stage):
     layers, loss = planned.build()
     settings, plan, sample = planned.experiment.pipeline, planned.plan, planned.experiment.sample().largest
     count, coord = settings.micro_batches, RankCoord(stage, settings.stages, 1)
-    batch = MiniBatch([sample.inputs] * count, [sample.targets] * count, 1.0)
+    batch = ReplicaBatch([sample.inputs] * count, [sample.targets] * count, 1.0)
     work, cells = Work(layers, loss, batch), cell_ranges(plan.layers_per_cell, len(layers))
     optimizer = planned.experiment.optimizer
     with worker(stage, settings.stages), known_metadata(work, cells, optimizer.precision), StandinMode():

@@ -1,7 +1,7 @@
 """The waits of the host for its device that are meant, each with its reason. None is in an action."""
 
 MEANT = {
-    ("suite/training/stage_optimizer.py:_agree", "a value"): "norm and losses, once a step: all workers decide by them",
+    ("suite/training/stage_optimizer.py:_all_reduce_norms", "a value"): "norms and losses, by which all workers decide",
     ("suite/pipeline/runtime/executor.py:train", "a value"): "the loss of a step",
     ("suite/pipeline/runtime/executor.py:evaluate", "a value"): "the losses of a held-out mini-batch",
     ("suite/training/validation.py:evaluate", "a copy from the device"): "the figures of a validation",

@@ -77,8 +77,8 @@ MUTATIONS = (
     Mutation(
         "the first gradient is made on the CPU",
         EXECUTOR,
-        "torch.full_like(objective, state.scale)",
-        "torch.full(objective.shape, state.scale, dtype=objective.dtype)",
+        "torch.full_like(objective, state.loss_gradient)",
+        "torch.full(objective.shape, state.loss_gradient, dtype=objective.dtype)",
         TOY,
     ),
     Mutation(
@@ -278,8 +278,8 @@ MUTATIONS = (
     Mutation(
         "the mean over replicas divides by a tensor from the host",
         "suite/pipeline/runtime/gradient_reducer.py",
-        "flat.div_(self._replicas)",
-        "flat.div_(torch.tensor(self._replicas, device=flat.device))",
+        "flat.div_(self._replica_count)",
+        "flat.div_(torch.tensor(self._replica_count, device=flat.device))",
         ZERO,
     ),
     Mutation(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
-from suite.pipeline.model.microbatch import MiniBatch
+from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime.boundary import CutSpec
@@ -36,7 +36,7 @@ class Work:
 
     layers: Sequence[nn.Module]
     loss: nn.Module
-    batch: MiniBatch
+    batch: ReplicaBatch
 
 
 class Unsaved:

@@ -27,7 +27,7 @@ from models.transformer import layers as transformer_layers
 from suite import TrainSpec
 from suite.data.images import rows as image_rows
 from suite.device import generator_of
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from tests.examples.test_examples import Noise
 from tests.experiments.custom import models
 from tests.lane.cases import OTHER_PEOPLES
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 def mini_batch(inputs, targets, micro_batches):
     """Splits tensors into micro-batches; the divisor does not matter."""
-    return MiniBatch(split(inputs, micro_batches), split(targets, micro_batches), float(len(inputs[0])))
+    return ReplicaBatch(split(inputs, micro_batches), split(targets, micro_batches), float(len(inputs[0])))
 
 
 def toy():
@@ -117,7 +117,7 @@ def experiment(name):
     """A model of the experiments, with their sample."""
     run = find(name).with_settings(f"{SMALL[name]} pipeline.micro_batches=2 pipeline.replicas=1")
     sample, (layers, loss) = run.sample().largest, run.build()
-    return Work(layers, loss, MiniBatch([sample.inputs] * 2, [sample.targets] * 2, 8.0))
+    return Work(layers, loss, ReplicaBatch([sample.inputs] * 2, [sample.targets] * 2, 8.0))
 
 
 def custom(spec, rows=4):
@@ -140,7 +140,7 @@ def other_peoples(name):
         [tuple(t.float() if t.dtype == torch.float64 else t for t in tensors) for tensors in part]
         for part in (batch.inputs, batch.targets)
     )
-    return Work(all_on_meta(layers), SummedLoss(spec, targets=1), MiniBatch(*parts, divisor=batch.divisor))
+    return Work(all_on_meta(layers), SummedLoss(spec, targets=1), ReplicaBatch(*parts, divisor=batch.divisor))
 
 
 def example(name):

@@ -12,6 +12,6 @@ def write_records(run, experiment, cells, data, resume=False):
     """Writes an experiment and its plan, as drafts for a resumed run; returns the plan and the attempt."""
     pipeline = experiment.pipeline
     plan = RunPlan(tuple(cells), ScheduleConfig.from_settings(pipeline))
-    for file, text in ((run.experiment, experiment.to_toml()), (run.plan_record, json.dumps(asdict(plan)))):
+    for file, text in ((run.experiment, experiment.to_toml()), (run.plan_json, json.dumps(asdict(plan)))):
         (draft_of(file) if resume else file).write_text(text)
     return plan, Attempt(run.path, data, pipeline.stages * pipeline.replicas, resume=resume)

@@ -13,7 +13,7 @@ import torch
 from launch.backends.processes import run_processes
 from launch.gpu_check import workers
 from launch.gpu_check.work import make_batch
-from launch.worker.engine import PartitionedModel, make_executor, make_stage_optimizer
+from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from models.loss import TranslationLoss
 from models.shape import TransformerShape
 from models.transformer import layers
@@ -46,7 +46,7 @@ def _train(
     device, coord = workers.join(rank, world, rendezvous, stages, use_gpu)
     with torch.device("meta"):
         model = layers(SHAPE)
-    coord = replace(coord, owners=config.owners(stages))
+    coord = replace(coord, cell_to_stage=config.cell_to_stage(stages))
     cells = stages * config.virtual_stages
     counts = [len(model) // cells + (at < len(model) % cells) for at in range(cells)]
     partitioned = PartitionedModel(model, TranslationLoss(0.1), cell_ranges(counts, len(model)), config)

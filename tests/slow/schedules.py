@@ -91,7 +91,7 @@ def front(stages: int, micro_batches: int):
         costs, memory = units(placement, cells)
         flow = config.flow_control(stages)
         limit = max(peak_bytes(actions, *own, flow=flow) for actions, own in zip(schedule, memory, strict=True))
-        theirs = simulate(schedule, costs, flow=flow, owners=placement.owners).seconds
+        theirs = simulate(schedule, costs, flow=flow, cell_to_stage=placement.cell_to_stage).seconds
         ours = []
         for other, own_cells in (("1f1b", 1), ("interleaved", 2), ("zbv", 2)):
             place = ScheduleConfig(other, virtual_stages=own_cells).placement(stages)
@@ -99,7 +99,7 @@ def front(stages: int, micro_batches: int):
             costs, memory = units(place, own_cells)
             found = search(SchedulingProblem(place, micro_batches, costs, Link(), memory, limit), starts)
             if found is not None:
-                ours.append(simulate(found, costs, flow=flow, owners=place.owners).seconds)
+                ours.append(simulate(found, costs, flow=flow, cell_to_stage=place.cell_to_stage).seconds)
         work = 6 * micro_batches
         held = max(map(held_micro_batches, schedule)) / cells
         yield name, theirs - work, held, min(ours) - work

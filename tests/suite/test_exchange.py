@@ -29,7 +29,7 @@ VALUES = [
 
 def _exchange(rank, world, rendezvous):
     init_process_group(rank, world, rendezvous)
-    gathered = [exchange.gather([rank, value] if rank else value) for value in VALUES]
+    gathered = [exchange.all_gather([rank, value] if rank else value) for value in VALUES]
     sent = [[exchange.broadcast(value if rank == src else rank, src) for value in VALUES] for src in range(world)]
     refused = ""
     if rank == 0:

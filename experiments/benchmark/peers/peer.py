@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from experiments.benchmark.peers.workload import BenchWorkload
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 
@@ -50,7 +50,7 @@ class BenchContext:
     targets: Tensor
 
     @property
-    def batch(self) -> MiniBatch:
+    def batch(self) -> ReplicaBatch:
         return self.work.split(self.inputs, self.targets, self.coord.replica)
 
     def objective(self, loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
@@ -91,6 +91,6 @@ def sum_over_replicas(context: BenchContext, gradients: Gradients) -> None:
         return
     tensors = list(gradients.values())
     flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat, group=context.groups.replicas)
+    dist.all_reduce(flat, group=context.groups.data_parallel)
     for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(part.view_as(tensor))

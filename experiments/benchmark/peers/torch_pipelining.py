@@ -32,7 +32,7 @@ class TorchPipelining(CellRunner):
         own_stages = [k, count - 1 - k] if schedule == "ZBVZeroBubble" else list(range(k, count, stages))
         cells = cell_ranges(context.cells[count], len(layers))
         super().__init__([Cell(layers, cells[index], recompute) for index in own_stages])
-        device, group = torch.device("cpu"), context.groups.stages
+        device, group = torch.device("cpu"), context.groups.pipeline
         specs = _boundary_specs(context, layers)
         pipeline_stages = [
             PipelineStage(cell, index, count, device, specs[cells[index].start], specs[cells[index].stop], group=group)

@@ -16,7 +16,7 @@ from models.loss import TranslationLoss
 from models.transformer import TransformerShape
 from models.transformer import layers as transformer_layers
 from suite.pipeline.model.layers import Tensors, meta_device
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import PipelineSettings
 
@@ -71,9 +71,9 @@ class BenchWorkload(SingleThreadWorkload, ABC):
         part = slice(replica * rows, (replica + 1) * rows)
         return tuple(tensor[part] for tensor in inputs), targets[part]
 
-    def split(self, inputs: Tensors, targets: Tensor, replica: int) -> MiniBatch:
+    def split(self, inputs: Tensors, targets: Tensor, replica: int) -> ReplicaBatch:
         count = self.micro_batches
-        return MiniBatch(split(inputs, count), split([targets], count), self.divisor, replica * count)
+        return ReplicaBatch(split(inputs, count), split([targets], count), self.divisor, replica * count)
 
     def sample(self) -> Sample:
         """One micro-batch; all have one size."""

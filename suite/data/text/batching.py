@@ -2,8 +2,8 @@
 
     pairs of a step  a b c d e f g    packed into rows  [a d] [b g] [c] [e f]    M = 2 micro-batches of 2 rows each
 
-With the settings of text and batch fixed, a mini-batch depends on (seed, step) and on R x M, not on how replicas share
-the R x M micro-batches. So a run can resume with another R and sees the same micro-batches as long as R x M stays the
+(seed, step) determine the pairs of a mini-batch, and R x M how they are cut into micro-batches. R alone decides only
+which replica gets which, so a run can resume with another R and sees the same micro-batches as long as R x M stays the
 same.
 """
 
@@ -25,7 +25,7 @@ from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
 from suite.errors import DataError, SettingError
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import MiniBatch, sizes
+from suite.pipeline.model.microbatch import ReplicaBatch, even_split_sizes
 from suite.settings import TextSettings, TrainSettings
 
 _HELD_OUT_SEED, _HELD_OUT_TEMPERATURE = 0, 5.0
@@ -63,7 +63,7 @@ class TranslationBatches:
         self._language_ids = np.array([data.language_id(language) for language in data.languages])
         self._lengths = lru_cache(data.lengths)
 
-    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> MiniBatch:
+    def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> ReplicaBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``.
 
         A micro-batch is inputs (source (B, S), target_in (B, T)) and targets (labels (B, T)), int64, padded with 0 to
@@ -78,12 +78,12 @@ class TranslationBatches:
                 f"the mini-batch of step {step + 1} has {len(parts)} pairs for {self._replicas} replicas; "
                 f"raise train.batch_tokens, now {self._batch_tokens}"
             )
-        counts = sizes(len(parts), self._replicas)
+        counts = even_split_sizes(len(parts), self._replicas)
         offset = sum(counts[:replica])
         own = parts[offset : offset + counts[replica]]
-        return MiniBatch(*self._tensors(TRAIN, draws, own, inputs, targets), _label_count(lengths), offset)
+        return ReplicaBatch(*self._tensors(TRAIN, draws, own, inputs, targets), _label_count(lengths), offset)
 
-    def held_out(self, inputs: bool = True, targets: bool = True) -> list[MiniBatch]:
+    def held_out(self, inputs: bool = True, targets: bool = True) -> list[ReplicaBatch]:
         """Returns a fixed sample of ``train.valid_pairs`` validation pairs in one direction, or of all pairs in both
         directions if these are fewer.
 
@@ -113,7 +113,7 @@ class TranslationBatches:
             codes = [self._data.languages[draws.languages[part.pairs[0]]] for part in group]
             labels_of = [_label_count(lengths[part.pairs]) for part in group]
             tensors = self._tensors(VALID, draws, group, inputs, targets)
-            batches.append(MiniBatch(*tensors, sum(labels_of), groups=list(zip(codes, labels_of, strict=True))))
+            batches.append(ReplicaBatch(*tensors, sum(labels_of), groups=list(zip(codes, labels_of, strict=True))))
         return batches
 
     def _held_out_draws(self, drawn: Sequence[int]) -> Draws:
@@ -137,7 +137,7 @@ class TranslationBatches:
         each = max(1, round(labels / (count * max(ROW_WIDTH, self._text.max_length))))
         rows = pack(lengths, count * each)
         order = _by_width(rows.totals(lengths))
-        ends = np.cumsum(sizes(len(order), count)[::-1])
+        ends = np.cumsum(even_split_sizes(len(order), count)[::-1])
         return [rows.take(own) for own in np.split(order, ends[:-1])]
 
     def _training_pairs(self, step: int) -> tuple[Draws, Integers]:
@@ -154,7 +154,7 @@ class TranslationBatches:
     def _pair_lengths(self, split: str, draws: Draws) -> Integers:
         """Returns the tokens of each pair, (pairs, 2), special ones included: source ``<2xx> ... </s>``, labels
         ``... </s>``."""
-        lengths = self._lengths(split)[draws.rows].astype(np.int64)
+        lengths = self._lengths(split)[draws.pair_indices].astype(np.int64)
         return np.where(draws.from_english[:, None], lengths, lengths[:, ::-1]) + np.array([MARKS, 1])
 
     def _tensors(
@@ -162,7 +162,7 @@ class TranslationBatches:
     ) -> tuple[list[Tensors], list[Tensors]]:
         """Returns inputs and targets of micro-batches; of one that is not asked for, empty tuples."""
         draws = draws[np.concatenate([part.pairs for part in parts])]
-        sentences, pair = pa.concat_arrays(self._data.id_lists(split, draws.rows)), np.arange(len(draws))
+        sentences, pair = pa.concat_arrays(self._data.id_lists(split, draws.pair_indices)), np.arange(len(draws))
         sources, translations = (
             sentences.take(pa.array(pair + len(draws) * (draws.from_english != english))) for english in (True, False)
         )

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from suite.pipeline.model.microbatch import sizes
+from suite.pipeline.model.microbatch import even_split_sizes
 
 Integers = NDArray[np.int64]
 
@@ -60,7 +60,7 @@ def pack(lengths: Integers, rows: int) -> Rows:
     order = np.lexsort((-lengths.sum(1), -lengths.max(1)))
     rows = min(rows, len(order))
     groups = max(1, min(rows, len(order) // _TOGETHER))  # pair i of the order is in group i % groups
-    counts = np.array(sizes(rows, groups))
+    counts = np.array(even_split_sizes(rows, groups))
     first_rows = np.cumsum(counts) - counts
     filled = np.zeros((2, groups, counts.max()), dtype=np.int64)
     filled[:, np.arange(counts.max()) >= counts[:, None]] = _FULL

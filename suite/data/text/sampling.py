@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 
 from suite.errors import DataError
 
-_BLOCK = 256  # draws whose random numbers are made at once, so a longer request begins with the same draws
+_BLOCK = 256  # random numbers come in blocks of draws: the first n of a longer request are those of a request for n
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Pairs in one direction each, as arrays: the language, the row of the split, whether from English or to it."""
+    """Pairs in one direction each, as arrays: the language, the pair's index in the split, whether from English."""
 
     languages: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    pair_indices: NDArray[np.int64]
     from_english: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.pair_indices)
 
     def __getitem__(self, places: Any) -> Draws:
-        return Draws(self.languages[places], self.rows[places], self.from_english[places])
+        return Draws(self.languages[places], self.pair_indices[places], self.from_english[places])
 
 
 def temperature_weights(sizes: Sequence[int], temperature: float) -> NDArray[np.float64]:

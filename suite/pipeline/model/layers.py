@@ -94,7 +94,7 @@ def _plain(value: object) -> bool:
 
 
 def distinct_parameters(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Parameter]]:
-    """Yields (layer index, name, parameter) in layer order; of tied parameters only the first, the owner."""
+    """Yields (layer index, name, parameter) in layer order; of tied parameters only the first copy."""
     seen: set[object] = set()
     for index, layer in enumerate(layers):
         ties = ties_of(layer)

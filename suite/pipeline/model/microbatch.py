@@ -18,7 +18,7 @@ from suite.pipeline.model.layers import Tensors
 
 
 @dataclass(frozen=True)
-class MiniBatch:
+class ReplicaBatch:
     """One replica's share of a mini-batch.
 
     ``inputs[i]`` are the inputs of the first stage, ``targets[i]`` those of the loss on the last. The summed loss of
@@ -47,7 +47,7 @@ class MiniBatch:
         return len(self.inputs)
 
 
-def sizes(examples: int, micro_batches: int) -> list[int]:
+def even_split_sizes(examples: int, micro_batches: int) -> list[int]:
     """Returns how many examples each micro-batch gets; the larger ones come first.
 
     Raises SettingError when there is no example or no micro-batch.
@@ -67,23 +67,23 @@ def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
     lengths = {tensor.shape[0] for tensor in tensors}
     if len(lengths) != 1:
         raise SettingError(f"the tensors of a mini-batch disagree on its size: {sorted(lengths)}")
-    parts = sizes(lengths.pop(), micro_batches)
+    parts = even_split_sizes(lengths.pop(), micro_batches)
     return list(zip(*(tensor.split(parts) for tensor in tensors), strict=True))
 
 
 def replica_share(examples: int, replica: int, replicas: int, micro_batches: int) -> tuple[list[int], slice]:
     """Returns the sizes of all micro-batches of a mini-batch, and which of them are a replica's: none for some where
     there are more replicas than examples."""
-    parts = sizes(examples, replicas * micro_batches)
-    shares = sizes(len(parts), replicas) + [0] * replicas
+    parts = even_split_sizes(examples, replicas * micro_batches)
+    shares = even_split_sizes(len(parts), replicas) + [0] * replicas
     begin = sum(shares[:replica])
     return parts, slice(begin, begin + shares[replica])
 
 
-class LazyMiniBatches(Sequence[MiniBatch]):
+class LazyMiniBatches(Sequence[ReplicaBatch]):
     """Mini-batches that are read on access, so a test set need not fit in memory."""
 
-    def __init__(self, total: int, size: int, read: Callable[[range], MiniBatch]) -> None:
+    def __init__(self, total: int, size: int, read: Callable[[range], ReplicaBatch]) -> None:
         """``read`` gets ``size`` of ``total`` rows, the last time the rest of them."""
         self._rows = [range(first, min(total, first + size)) for first in range(0, total, size)]
         self._read = read

@@ -1,9 +1,9 @@
 """Tied parameters: shared by several layers, on any stages.
 
 Each layer that shares a parameter has a copy of it, even if two of them are on one stage, so sums have the same order
-at every K. Copies start with the values of the owner, the first layer that has the parameter. Their gradients are
-summed in layer order before the update. With R > 1 the owner's values are also copied after the update, because the
-mean over replicas may round differently for each copy.
+at every K. Copies start with the values of the first one, in the first layer that has the parameter. Their gradients
+are summed in layer order before the update. With R > 1 the first copy's values are also copied after the update,
+because the mean over replicas may round differently for each copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TiedCopy:
 def find_ties(
     layers: Sequence[nn.Module], cells: Sequence[range], placement: CellPlacement
 ) -> dict[str, list[TiedCopy]]:
-    """Returns the copies of each tied parameter in layer order, the owner first.
+    """Returns the copies of each tied parameter in layer order.
 
     Raises SettingError when all parameters are frozen, or only some copies of a tied one (``check_frozen``).
     """
@@ -76,16 +76,16 @@ class TiedParameters:
                 if coord.rank in ranks:
                     self._groups[stages] = group
 
-    def owner(self, layer: int, name: str) -> tuple[int, str]:
-        """Returns the layer and name of the owner's copy of a parameter; its own if it is untied."""
+    def first_copy(self, layer: int, name: str) -> tuple[int, str]:
+        """Returns the layer and name of the first copy of a parameter; its own if it is untied."""
         for copies in self._ties.values():
             if any((copy.layer, copy.name) == (layer, name) for copy in copies):
                 return copies[0].layer, copies[0].name
         return layer, name
 
-    def owned(self, layer: int, name: str) -> bool:
-        """Whether a parameter is untied or the owner's copy, which alone counts in a norm and a parameter count."""
-        return self.owner(layer, name) == (layer, name)
+    def is_first_copy(self, layer: int, name: str) -> bool:
+        """Whether a parameter is untied or the first copy, which alone counts in a norm and a parameter count."""
+        return self.first_copy(layer, name) == (layer, name)
 
     def parameters(self) -> list[nn.Parameter]:
         """Returns this stage's copies of tied parameters that are not frozen."""
@@ -93,10 +93,10 @@ class TiedParameters:
         return [parameter for parameter in copies if parameter.requires_grad]
 
     @torch.no_grad()
-    def broadcast_owner(self) -> None:
-        """Gives every copy the owner's values."""
+    def broadcast_first_copy(self) -> None:
+        """Gives every copy the values of the first."""
         for _, copies in sorted(self._ties.items()):
-            self._combine(copies, [p.data for p in self._local_copies(copies)], owner_only=True)
+            self._combine(copies, [p.data for p in self._local_copies(copies)], first_only=True)
 
     @torch.no_grad()
     def sum_gradients(self) -> None:
@@ -106,13 +106,13 @@ class TiedParameters:
             for parameter in own_copies:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-            self._combine(copies, [p.grad for p in own_copies if p.grad is not None], owner_only=False)
+            self._combine(copies, [p.grad for p in own_copies if p.grad is not None], first_only=False)
 
     def _local_copies(self, copies: Sequence[TiedCopy]) -> list[nn.Parameter]:
         return [self._parameters[c.layer, c.name] for c in copies if c.stage == self._coord.stage]
 
-    def _combine(self, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], owner_only: bool) -> None:
-        """Replaces each tensor of ``own_copies`` by the owner's, or by the sum over copies.
+    def _combine(self, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], first_only: bool) -> None:
+        """Replaces each tensor of ``own_copies`` by the first copy's, or by the sum over copies.
 
         Copies are broadcast and added in layer order; an all-reduce would add in an order that depends on the number of
         ranks.
@@ -121,13 +121,13 @@ class TiedParameters:
             return
         flat = [copy.view(-1) for copy in own_copies]
         for start in range(0, flat[0].numel(), VALUES_AT_ONCE):
-            self._combine_part(copies, [copy[start : start + VALUES_AT_ONCE] for copy in flat], owner_only)
+            self._combine_part(copies, [copy[start : start + VALUES_AT_ONCE] for copy in flat], first_only)
 
-    def _combine_part(self, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], owner_only: bool) -> None:
+    def _combine_part(self, copies: Sequence[TiedCopy], own_copies: list[torch.Tensor], first_only: bool) -> None:
         group = self._groups.get(tuple(sorted({copy.stage for copy in copies})))
         total: torch.Tensor | None = None
         local = iter(own_copies)
-        for copy in copies[:1] if owner_only else copies:
+        for copy in copies[:1] if first_only else copies:
             is_local = copy.stage == self._coord.stage
             tensor = next(local).clone() if is_local else torch.empty_like(own_copies[0])
             if group is not None:

@@ -42,13 +42,13 @@ class RankCoord:
     rank: int
     stages: int
     replicas: int
-    owners: tuple[int, ...] = ()
-    """Of the cells, as ``CellPlacement`` has them."""
+    cell_to_stage: tuple[int, ...] = ()
+    """As in ``CellPlacement``."""
 
     @property
     def placement(self) -> CellPlacement:
-        """Which stage owns which cell."""
-        return CellPlacement(self.stages, self.owners)
+        """Which stage has which cell."""
+        return CellPlacement(self.stages, self.cell_to_stage)
 
     @property
     def stage(self) -> int:
@@ -62,12 +62,12 @@ class RankCoord:
 
     @property
     def is_first(self) -> bool:
-        """Whether it owns the first cell, which gets the inputs."""
+        """Whether it has the first cell, which gets the inputs."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether it owns the last cell, which has the loss."""
+        """Whether it has the last cell, which has the loss."""
         return self.stage == self.placement.last_stage
 
     @property
@@ -93,9 +93,9 @@ class ProcessGroups:
 
     activations: tuple[Group, ...]
     gradients: tuple[Group, ...]
-    replicas: Group
-    """The same stage in all replicas (DeepSpeed's data parallel group)."""
-    stages: Group
+    data_parallel: Group
+    """The same stage in all replicas."""
+    pipeline: Group
     """All stages of this replica (DeepSpeed's model parallel group)."""
     p2p_group_index: Mapping[CellPair, int]
     """Index in ``activations`` and ``gradients`` of the group for a pair's messages."""
@@ -114,8 +114,8 @@ def p2p_group_indices(pairs: Iterable[CellPair], placement: CellPlacement) -> di
 
 
 def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = ()) -> ProcessGroups:
-    """Creates the process groups for messages between the cells of ``pairs``, at least one a direction. All ranks must
-    call it with the same arguments, after ``init_process_group``."""
+    """Creates the process groups for messages between the cells of ``pairs``, at least one for each direction. All
+    ranks must call it with the same arguments, after ``init_process_group``."""
     timeout = timedelta(seconds=timeout_s)
     new_group = partial(dist.new_group, timeout=timeout)
     indices = p2p_group_indices(pairs, coord.placement)
@@ -128,12 +128,12 @@ def make_groups(coord: RankCoord, timeout_s: float, pairs: Iterable[CellPair] = 
         ranks = [coord.rank_of(replica, stage) for stage in range(coord.stages)]
         made = new_p2p_groups(ranks), new_p2p_groups(ranks), new_group(ranks)
         if replica == coord.replica:
-            activations, gradients, stages = made
+            activations, gradients, pipeline = made
     for stage in range(coord.stages):
         group = new_group([coord.rank_of(replica, stage) for replica in range(coord.replicas)])
         if stage == coord.stage:
-            replicas = group
-    return ProcessGroups(activations, gradients, replicas, stages, indices)
+            data_parallel = group
+    return ProcessGroups(activations, gradients, data_parallel, pipeline, indices)
 
 
 def _p2p_options(timeout: timedelta) -> Any:
@@ -177,7 +177,7 @@ def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> No
         else:
             dist.recv(token, peer, group=group)
     if coord.replicas > 1:
-        dist.all_reduce(token, group=groups.replicas)
+        dist.all_reduce(token, group=groups.data_parallel)
 
 
 def transport_of(device: torch.device) -> TransportName:

@@ -117,7 +117,7 @@ class Machine:
         """Returns by how much a stage's device is smaller than the largest."""
         return self.memory_limit_bytes - self.limit_of(stage)
 
-    def agreement_s(self, workers: int) -> float:
+    def norm_all_reduce_s(self, workers: int) -> float:
         """Returns the seconds of a small all-reduce over all workers: around a ring on gloo, in a tree on NCCL."""
         messages = workers - 1 if self.transport == "gloo" else math.ceil(math.log2(workers))
         return 2 * messages * self.link.slowest.latency_s

@@ -45,19 +45,22 @@ class MemoryFit:
     """The memory of one schedule with the most recomputes that the settings allow, for any memory limit."""
 
     def __init__(
-        self, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+        self, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
     ) -> None:
         with_recompute = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
         self.schedule_config = ScheduleConfig.from_settings(with_recompute, machine.transport)
-        self.costs, self.pipeline, self.bytes_per_param, self.machine = costs, pipeline, bytes_per_param, machine
+        self.costs, self.pipeline, self.machine = costs, pipeline, machine
+        self.bytes_per_parameter = bytes_per_parameter
         self.placement = self.schedule_config.placement(pipeline.stages)
         self._count = pipeline.stages * pipeline.virtual_stages
         """The number of cells."""
         with as_plan_error():
             self._schedule = self.schedule_config.build(pipeline.stages, pipeline.micro_batches)
-        in_flight = InFlightPeaks.of(self._schedule, pipeline.micro_batches, machine.transport, self.placement.owners)
-        gradient_bytes = GRADIENT_BYTES if bytes_per_param >= 2 * GRADIENT_BYTES else 0  # weight and gradient
-        self.memory_model = MemoryModel(costs, in_flight, bytes_per_param, machine.process_bytes, gradient_bytes)
+        in_flight = InFlightPeaks.of(
+            self._schedule, pipeline.micro_batches, machine.transport, self.placement.cell_to_stage
+        )
+        gradient_bytes = GRADIENT_BYTES if bytes_per_parameter >= 2 * GRADIENT_BYTES else 0  # weight and gradient
+        self.memory_model = MemoryModel(costs, in_flight, bytes_per_parameter, machine.process_bytes, gradient_bytes)
         self._skips = [
             Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
         ]
@@ -89,7 +92,7 @@ class MemoryFit:
     def stage_memories(self, ranges: Sequence[range], with_waiting: bool = True) -> list[list[CellMemory]]:
         """Returns the memory of each stage's cells; the process and its communicators count with its first cell, as
         does what a smaller device lacks. On a CPU the whole mini-batch is always in the memory of stage 0. Without
-        ``with_waiting`` what waits for its turn does not count: no schedule needs less."""
+        ``with_waiting``, tensors that wait between two cells of a stage do not count: no schedule needs less."""
         model = self.memory_model if with_waiting else self.memory_model.without_waiting()
         memory = [model.in_partition(ranges, at) for at in range(len(ranges))]
         if self.machine.cores is not None:
@@ -162,15 +165,19 @@ class MemoryFit:
             raise PlanError(wrong)
         return ranges
 
-    def lightest_cut(self) -> tuple[int, ...]:
+    def lightest_partition(self) -> tuple[int, ...]:
         """Returns the layers of each cell whose heaviest cell is the lightest there is, whatever memory it needs."""
-        return tuple(self._cut())
+        return tuple(self._partition())
 
-    def cut_with_even_stages(self) -> tuple[int, ...]:
+    def partition_with_even_stages(self) -> tuple[int, ...]:
         """Returns the lightest cut after layers have moved to where they make stages more even, if these are equal."""
-        owners = [self.placement.stage_of(cell) for cell in range(self._count)]
-        lightest = self.lightest_cut()
-        return lightest if self.machine.stages else tuple(with_even_stages(lightest, self._seconds(self.costs), owners))
+        lightest = self.lightest_partition()
+        if self.machine.stages:
+            return lightest
+        return tuple(with_even_stages(lightest, self._seconds(self.costs), self._stage_of_cells()))
+
+    def _stage_of_cells(self) -> list[int]:
+        return [self.placement.stage_of(cell) for cell in range(self._count)]
 
     def choose_devices(self, devices: Sequence[StageDevice], in_memory: bool = True) -> tuple[StageDevice, ...]:
         """Returns the device of each stage, of devices in a row, for the most even cells, of those that fit if they are
@@ -187,7 +194,7 @@ class MemoryFit:
         """Returns what each layer adds to its stage for each micro-batch."""
         return [cost.recompute_s + cost.backward_s + cost.forward_s * self._recomputes for cost in costs]
 
-    def _cut(self, limit_bytes: int | None = None) -> list[int]:
+    def _partition(self, limit_bytes: int | None = None) -> list[int]:
         """Returns the layers of the most even cells, of those that fit if there is a limit. Raises PlacementError if
         none do."""
 
@@ -199,19 +206,19 @@ class MemoryFit:
 
         if not self.machine.stages:
             return partition(self._seconds(self.costs), self._count, furthest_end(0))
-        owners, stages = [self.placement.stage_of(cell) for cell in range(self._count)], range(self.placement.stages)
+        stages = range(self.placement.stages)
         seconds = [self._seconds(self.machine.costs_on(stage, self.costs)) for stage in stages]
         ends = [end for stage in stages if (end := furthest_end(stage))]
-        return partition_unequal(seconds, owners, self._count, ends or None)[1]
+        return partition_unequal(seconds, self._stage_of_cells(), self._count, ends or None)[1]
 
     def _lightest_cells(self) -> list[range]:
         with as_plan_error():
-            return cell_ranges(self.lightest_cut(), len(self.costs))
+            return cell_ranges(self.lightest_partition(), len(self.costs))
 
     def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
         """Returns the most even cells of which each fits; ``lightest`` do not."""
         try:
-            return cell_ranges(self._cut(limit_bytes), len(self.costs))
+            return cell_ranges(self._partition(limit_bytes), len(self.costs))
         except PlacementError as error:
             furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
             if self.machine.stages and fewest_stages(furthest_end) is not None:

@@ -59,7 +59,7 @@ class LeastTimes:
             self.forward_head[at], self.backward_tail[at] = _in_turn(came, forward), _in_turn(left, backward)
         for at in reversed(cells):
             forward, graph, backward, _ = self.least[at]
-            own = problem.own[problem.owner[at]]
+            own = problem.own[problem.cell_to_stage[at]]
             # before number i returns, its stage has run as many forwards, and backwards of its later cells
             worked = sum(self.least[cell][0] for cell in own) + sum(self.least[cell][2] for cell in own if cell > at)
             first = self.forward_head[own[0]][0]

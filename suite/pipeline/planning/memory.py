@@ -77,7 +77,7 @@ class MemoryModel:
         self._graph_peak = _RangeMaximum(self._alive[:-1] + column("graph_peak_bytes"))
         self._last_backward_peak = self._alive[1:] + column("backward_peak_bytes")
         self._backward_peak = _RangeMaximum(self._last_backward_peak + output_gradients)
-        # in a first backward, all gradients from this layer's on exist at most
+        # a step's first backward allocates gradients from the last layer to the first: earlier layers' do not exist yet
         self._last_first_peak = self._last_backward_peak - gradient_bytes * self._trained[:-1]
         self._first_backward_peak = _RangeMaximum(self._last_first_peak + output_gradients)
         self._update_peak = _RangeMaximum(column("update_peak_bytes"))
@@ -134,7 +134,7 @@ class MemoryModel:
 
     def _kept_for_neighbours(self, k: int, begin: int, end: int) -> tuple[int, int]:
         """Returns the bytes of outputs for the next cell, and of gradients for the previous one, that stay on the stage
-        because it also owns that cell; skips have their own rule (``_local_skips``)."""
+        because it also has that cell; skips have their own rule (``_local_skips``)."""
         waiting, kept, kept_gradients = self.in_flight.waiting, 0, 0
         if (k, k + 1) in waiting:
             own = sum(skip.bytes for skip in self._skip_costs[end] if skip.own_tensor_at(end))

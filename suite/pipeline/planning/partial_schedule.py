@@ -49,9 +49,9 @@ class SchedulingProblem:
         self.stage_memory, self.limit_bytes = memory, limit_bytes
         self.transport, self.may_recompute = transport, may_recompute
         self.flow = flow = flow_control(transport, placement.stages, len(costs) // placement.stages)
-        self.owner = [placement.stage_of(cell) for cell in range(len(costs))]
+        self.cell_to_stage = [placement.stage_of(cell) for cell in range(len(costs))]
         self.own = [tuple(placement.on_stage(k, range(len(costs)))) for k in range(placement.stages)]
-        self.memory = [memory[k][self.own[k].index(cell)] for cell, k in enumerate(self.owner)]
+        self.memory = [memory[k][self.own[k].index(cell)] for cell, k in enumerate(self.cell_to_stage)]
         self.bytes_left = [limit_bytes - sum(cell.fixed_bytes for cell in cells) for cells in memory]
         self.holds_all = [
             sum(_most_bytes(cell, micro_batches, flow) for cell in cells) <= left
@@ -91,7 +91,7 @@ class SchedulingProblem:
                 self.followers[direction][begin].append((end, max(most, self.flow.recvs_ahead(direction))))
             waits_for_receive = crosses and not self.flow.recvs_ahead(direction)
             delay_s = link.latency_s if waits_for_receive else -float("inf")
-            self.receivers[direction][begin].add(self.owner[end])
+            self.receivers[direction][begin].add(self.cell_to_stage[end])
             self.sources[direction][end].append((begin, self.message_s(begin, end, size), delay_s))
 
     def message_s(self, source: int, target: int, size: int) -> float:
@@ -99,7 +99,7 @@ class SchedulingProblem:
         return self._link(source, target).seconds(size) if self.placement.crosses(source, target) else 0.0
 
     def _link(self, source: int, target: int) -> Link:
-        return self.links.between(self.owner[source], self.owner[target])
+        return self.links.between(self.cell_to_stage[source], self.cell_to_stage[target])
 
 
 def _most_bytes(cell: CellMemory, micro_batches: int, flow: FlowControl) -> int:
@@ -222,7 +222,7 @@ class PartialSchedule:
 
     def earliest_start(self, kind: str, at: int) -> float | None:
         """Returns when a cell's next action of a kind can start, None if what it needs has not been scheduled."""
-        cell, start = self.cells[at], self.free[self.problem.owner[at]]
+        cell, start = self.cells[at], self.free[self.problem.cell_to_stage[at]]
         if not self.is_next(kind, at):
             return None
         if kind in "RW":
@@ -243,7 +243,7 @@ class PartialSchedule:
         """Whether a cell's next action of a kind fits its stage's memory, and what it leaves behind; with
         ``leaves_room`` also the next backward of each cell of the stage, and a micro-batch in the later cells that have
         none: otherwise all may wait for memory that nothing frees."""
-        k = self.problem.owner[at]
+        k = self.problem.cell_to_stage[at]
         if self.problem.holds_all[k]:
             return True
         left = self.problem.bytes_left[k] - sum(self.cells[own].bytes for own in self.problem.own[k] if own != at)
@@ -252,7 +252,7 @@ class PartialSchedule:
 
     def _needed_room(self, kind: str, at: int) -> int:
         needed = most = 0
-        for own in self.problem.own[self.problem.owner[at]]:
+        for own in self.problem.own[self.problem.cell_to_stage[at]]:
             cell, memory = self.cells[own], self.problem.memory[own]
             is_empty = cell.forwards == cell.backwards
             if is_empty and own < at:
@@ -273,7 +273,7 @@ class PartialSchedule:
         next_of = {"R": cell.dropped[:1], "W": cell.deferred[:1], "I": (cell.backwards,), "B": (cell.backwards,)}
         (i,) = next_of.get(kind, (cell.forwards,))
         self.cells[at] = cell.after(kind, end)
-        self.free[self.problem.owner[at]] = end
+        self.free[self.problem.cell_to_stage[at]] = end
         self._trail = self._trail, kind, at, i
         return end
 
@@ -283,16 +283,16 @@ class PartialSchedule:
         while trail:
             trail, kind, at, i = trail
             virtual_stage = self.problem.placement.virtual_stage_of(at)
-            schedule[self.problem.owner[at]].append(Action(kind.upper(), i, virtual_stage))
+            schedule[self.problem.cell_to_stage[at]].append(Action(kind.upper(), i, virtual_stage))
         return [actions[::-1] for actions in schedule]
 
     def can_run(self) -> bool:
         """Whether no message of a complete schedule waits forever for others."""
         problem = self.problem
         pairs = [(source, target) for target, sources in enumerate(problem.sources[1]) for source, *_ in sources]
-        owners = problem.placement.owners
+        cell_to_stage = problem.placement.cell_to_stage
         try:
-            validate(self.schedule(), problem.micro_batches, True, problem.transport, pairs, owners)
+            validate(self.schedule(), problem.micro_batches, True, problem.transport, pairs, cell_to_stage)
         except SettingError:
             return False
         return True
@@ -324,7 +324,7 @@ class PartialSchedule:
         begins = [max(free, clock) for free in self.free]
         ends, bound, rest = list(begins), 0.0, problem.least_s[0][3]
         for at, cell in enumerate(self.cells):
-            k, (forward, graph, backward, weight_grad) = problem.owner[at], problem.least_s[at]
+            k, (forward, graph, backward, weight_grad) = problem.cell_to_stage[at], problem.least_s[at]
             ends[k] += (count - cell.forwards) * (forward + graph) + len(cell.dropped) * problem.seconds["R"][at]
             ends[k] += (count - cell.backwards) * (backward + weight_grad)
             ends[k] += len(cell.deferred) * problem.seconds["W"][at]
@@ -334,6 +334,6 @@ class PartialSchedule:
         for at, cell in reversed(list(enumerate(self.cells))):
             forward = problem.least_s[at][0]
             if cell.forwards < count:
-                bound = max(bound, begins[problem.owner[at]] + (count - cell.forwards) * forward + rest)
+                bound = max(bound, begins[problem.cell_to_stage[at]] + (count - cell.forwards) * forward + rest)
             rest += forward
         return max(bound, *ends)

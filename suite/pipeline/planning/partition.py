@@ -6,9 +6,12 @@
 The paper minimises the variance of the cells' costs; a fill-drain step, however, is bounded below by its heaviest cell:
 ``sum_k(F_k+B_k) + (M-1) * max_k(F_k+B_k+R_k)``. So the heaviest cell is minimised among the cuts in which
 every cell fits, by bisection of its cost. Each test of a bound is one pass in O(K L), which finds the places where
-exactly 1, 2, ... K cells can end. A feasible bound drops to the heaviest cell of a cut that keeps it, an infeasible one
-rises to the next cost there is, so the result is exact. Then single cuts are moved to make neighbouring cells more
-even, which ends at a local optimum of the variance.
+exactly 1, 2, ... K cells can end. If a bound is feasible, the upper limit becomes the heaviest cell of the partition
+found; if not, the lower limit becomes the smallest cost of a cell above the bound. Both are costs of real cells, so the
+result is exact. Then single cuts are moved to make neighbouring cells more even, which ends at a local optimum of the
+variance.
+
+``MemoryFit`` (``fit.py``) calls it, and decides whether cells must fit.
 """
 
 from __future__ import annotations
@@ -43,14 +46,14 @@ def partition(costs: Sequence[float], stages: int, furthest_end: Sequence[int] |
     _check_arguments(costs, stages)
     if furthest_end is not None and len(furthest_end) != layers:
         raise ValueError(f"furthest_end has {len(furthest_end)} entries, there are {layers} layers")
-    before = np.array([float(total) for total in accumulate(map(Fraction, map(float, costs)), initial=Fraction())])
-    fits = (
+    prefix = np.array([float(total) for total in accumulate(map(Fraction, map(float, costs)), initial=Fraction())])
+    furthest = (
         np.full(layers, layers) if furthest_end is None else np.minimum(np.asarray(furthest_end, dtype=np.intp), layers)
     )
-    cut = _lightest_cut(before, fits, stages)
+    cut = _lightest_ends(prefix, furthest, stages)
     if cut is None:
-        raise PlacementError(_explain_no_fit(fits.tolist(), stages))
-    return np.diff(_balance(cut, before, fits)).tolist()
+        raise PlacementError(_explain_no_fit(furthest.tolist(), stages))
+    return np.diff(_balance(cut, prefix, furthest)).tolist()
 
 
 def partition_unequal(
@@ -79,20 +82,20 @@ def partition_unequal(
     return _cheapest_path(squares, kinds, stages, np.add)[1]
 
 
-def with_even_stages(cells: Sequence[int], costs: Sequence[float], owners: Sequence[int]) -> list[int]:
+def with_even_stages(cells: Sequence[int], costs: Sequence[float], cell_to_stage: Sequence[int]) -> list[int]:
     """Returns the number of layers in each cell after moving single layers between neighbouring cells, as long as that
     makes stages more even: the heaviest stage lighter, or as heavy and the sum of squares less.
 
-    ``owners`` are the stages of the cells. A stage of several cells may be even though its cells are not.
+    ``cell_to_stage`` are the stages of the cells. A stage of several cells may be even though its cells are not.
     """
 
     def unevenness(ends: Sequence[int]) -> tuple[float, float]:
-        loads = [0.0] * (1 + max(owners))
-        for owner, begin, end in zip(owners, ends, ends[1:], strict=False):
-            loads[owner] += before[end] - before[begin]
+        loads = [0.0] * (1 + max(cell_to_stage))
+        for stage, begin, end in zip(cell_to_stage, ends, ends[1:], strict=False):
+            loads[stage] += prefix[end] - prefix[begin]
         return max(loads), sum(load * load for load in loads)
 
-    before = [0.0, *accumulate(costs)]
+    prefix = [0.0, *accumulate(costs)]
     ends = [0, *accumulate(cells)]
     least, moved = unevenness(ends), True
     while moved:
@@ -163,7 +166,8 @@ def _explain_no_fit(furthest_end: Sequence[int], stages: int) -> str:
     if fewest > stages:
         return f"{none_fits}; {fewest} stages are the fewest that do"
     # With enough stages, and each layer fitting alone, any cell of several layers could give up its last one.
-    return f"{none_fits}, because {too_large}; use fewer stages, down to {fewest}"
+    first = f"{noun} {_first(alone, layers)} {verb} not fit as the first of a cell, whose inputs are saved too"
+    return f"{none_fits}, because {first}; use fewer stages, down to {fewest}"
 
 
 def _first(items: Sequence[str], layers: int, shown: int = 5) -> str:
@@ -173,43 +177,43 @@ def _first(items: Sequence[str], layers: int, shown: int = 5) -> str:
     return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
 
 
-def _lightest_cut(before: Costs, fits: Places, stages: int) -> list[int] | None:
-    """Returns the ``stages + 1`` ends, 0 first, of a cut whose heaviest cell is the least there is, or None.
+def _lightest_ends(prefix: Costs, furthest: Places, stages: int) -> list[int] | None:
+    """Returns the ``stages + 1`` ends, 0 first, of a partition whose heaviest cell is the least there is, or None.
 
-    ``before``, (L + 1,), are the prefix sums of the costs; ``fits``, (L,), is ``furthest_end``.
+    ``prefix``, (L + 1,), are the prefix sums of the costs; ``furthest``, (L,), is ``furthest_end``.
     """
-    weights = _weights(before, stages)
-    reached = _reached(fits, stages)
+    even = _even_places(prefix, stages)
+    reached = _reached(furthest, stages)
     if not reached[stages, -1]:
         return None
-    cut = _nearest_cut(fits, reached, weights)
-    heaviest = np.diff(before[cut]).max()
-    least = before[-1] / stages
+    cut = _nearest_ends(furthest, reached, even)
+    heaviest = np.diff(prefix[cut]).max()
+    least = prefix[-1] / stages
     while least < heaviest:
         # Halfway between neighbouring floats may round up to the upper one, which is known to be feasible.
         bound = min(least + (heaviest - least) / 2, np.nextafter(heaviest, 0))
-        within = _ends_within(before, bound)
-        ends = np.minimum(within, fits)
+        within = _ends_within(prefix, bound)
+        ends = np.minimum(within, furthest)
         reached = _reached(ends, stages)
         if reached[stages, -1]:
-            cut = _nearest_cut(ends, reached, weights)
-            heaviest = np.diff(before[cut]).max()
+            cut = _nearest_ends(ends, reached, even)
+            heaviest = np.diff(prefix[cut]).max()
         else:
             # Every cut that fits has a cell above the bound; no such cell is lighter than the lightest there is.
-            starts = np.flatnonzero(within < fits)
-            least = (before[within[starts] + 1] - before[starts]).min()
+            starts = np.flatnonzero(within < furthest)
+            least = (prefix[within[starts] + 1] - prefix[starts]).min()
     return cut
 
 
-def _ends_within(before: Costs, bound: float) -> Places:
+def _ends_within(prefix: Costs, bound: float) -> Places:
     """Returns for each start, (L,), the last end of a cell whose float64 cost is at most ``bound``."""
-    start = before[:-1]
+    start = prefix[:-1]
     limit = start + bound
     # The cost is a rounded difference and the limit a rounded sum: the largest limit may be one float lower or higher.
     limit = np.where(limit - start > bound, np.nextafter(limit, 0), limit)
     above = np.nextafter(limit, np.inf)
     limit = np.where(above - start <= bound, above, limit)
-    return np.searchsorted(before, limit, side="right") - 1
+    return np.searchsorted(prefix, limit, side="right") - 1
 
 
 def _reached(ends: Places, stages: int) -> Flags:
@@ -231,9 +235,9 @@ def _reached(ends: Places, stages: int) -> Flags:
 def _cell_weights(costs: Sequence[float], furthest_end: Sequence[int]) -> Costs:
     """Returns the cost of a cell from each place to each other, (L + 1, L + 1); infinity where there is none."""
     layers = len(costs)
-    before, places = np.array([0.0, *accumulate(costs)]), np.arange(layers + 1)
+    prefix, places = np.array([0.0, *accumulate(costs)]), np.arange(layers + 1)
     fits = (places[None, :] > places[:, None]) & (places[None, :] <= np.array([*furthest_end, 0])[:, None])
-    return np.where(fits, before[None, :] - before[:, None], np.inf)
+    return np.where(fits, prefix[None, :] - prefix[:, None], np.inf)
 
 
 def _cheapest_path(
@@ -261,14 +265,14 @@ def _cheapest_path(
     return float(best[stages, -1]), ([kind for kind, _ in cells[::-1]], [size for _, size in cells[::-1]])
 
 
-def _weights(before: Costs, stages: int) -> Costs:
+def _even_places(prefix: Costs, stages: int) -> Costs:
     """Returns the running sum, (L + 1,), of layers measured in cells: 0 at the start and ``stages`` at the end.
 
     A layer above the mean cell counts as one cell and the rest share the others, so that the cells next to one huge
     layer do not get too few layers.
     """
-    costs = np.diff(before)
-    mean, heavy = before[-1] / stages, -1
+    costs = np.diff(prefix)
+    mean, heavy = prefix[-1] / stages, -1
     while heavy < (above := int(np.count_nonzero(costs > mean))) < stages:
         heavy = above
         mean = costs[costs <= mean].sum() / (stages - heavy)
@@ -279,17 +283,17 @@ def _weights(before: Costs, stages: int) -> Costs:
     return np.concatenate(([0.0], np.cumsum(shares) * (stages / total)))
 
 
-def _nearest_cut(ends: Places, reached: Flags, weights: Costs) -> list[int]:
-    """Returns a cut, (K + 1,) with 0 first, each cut as near as it can be to its even share of the weights."""
+def _nearest_ends(ends: Places, reached: Flags, even: Costs) -> list[int]:
+    """Returns a cut, (K + 1,) with 0 first, each end as near as it can be to its place in ``even``."""
     stages, layers = len(reached) - 1, len(ends)
     cut = [layers]
     for k in range(stages - 1, -1, -1):
         starts = np.flatnonzero(reached[k, : cut[-1]] & (ends[: cut[-1]] >= cut[-1]))
-        cut.append(int(starts[np.abs(weights[starts] - k).argmin()]))
+        cut.append(int(starts[np.abs(even[starts] - k).argmin()]))
     return cut[::-1]
 
 
-def _balance(cut: Sequence[int], before: Costs, fits: Places) -> list[int]:
+def _balance(cut: Sequence[int], prefix: Costs, furthest: Places) -> list[int]:
     """Returns the cut after moving single cuts until no move makes its two cells more even.
 
     Of two cells with a given sum the squares are least when the heavier is lightest, and comparing the heavier needs no
@@ -299,17 +303,17 @@ def _balance(cut: Sequence[int], before: Costs, fits: Places) -> list[int]:
     cut = list(cut)
     due: Iterable[int] = range(1, len(cut) - 1)
     while due:
-        moved = [k for k in due if _shift_cut(cut, k, before, fits)]
+        moved = [k for k in due if _shift_cut(cut, k, prefix, furthest)]
         due = sorted({beside for k in moved for beside in (k - 1, k + 1) if 0 < beside < len(cut) - 1})
     return cut
 
 
-def _shift_cut(cut: list[int], k: int, before: Costs, fits: Places) -> bool:
+def _shift_cut(cut: list[int], k: int, prefix: Costs, furthest: Places) -> bool:
     """Moves cut ``k`` to where the heavier of its two cells is lightest; returns whether that is elsewhere."""
     start, end = cut[k - 1], cut[k + 1]
-    between = slice(start + 1, min(fits[start], end - 1) + 1)
-    heavier = np.maximum(before[between] - before[start], before[end] - before[between])
-    heavier[fits[between] < end] = np.inf
+    between = slice(start + 1, min(furthest[start], end - 1) + 1)
+    heavier = np.maximum(prefix[between] - prefix[start], prefix[end] - prefix[between])
+    heavier[furthest[between] < end] = np.inf
     best = int(heavier.argmin())
     if heavier[best] >= heavier[cut[k] - start - 1]:
         return False

@@ -80,7 +80,7 @@ class Plan:
     """All cells, in the order of layers, and the simulated step."""
 
     cells: tuple[CellPlan, ...]
-    """In the order of the model; most schedules have one cell a stage."""
+    """In the order of the model; most schedules have one cell per stage."""
     pipeline: PipelineSettings
     """As requested, with ``auto`` resolved."""
     schedule_config: ScheduleConfig
@@ -106,9 +106,9 @@ class Plan:
         return max(self.timeline.seconds, busy * self.pipeline.replicas / self.machine.cores)
 
     @property
-    def owners(self) -> tuple[int, ...]:
-        """The stage of each cell, as ``CellPlacement`` has them."""
-        return self.schedule_config.owners(self.pipeline.stages)
+    def cell_to_stage(self) -> tuple[int, ...]:
+        """The stage of each cell; empty for round by round."""
+        return self.schedule_config.cell_to_stage(self.pipeline.stages)
 
     @property
     def device_names(self) -> list[str]:
@@ -127,16 +127,18 @@ class Plan:
         return kinds["R"], kinds["F"]
 
 
-def make_plan(costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine) -> Plan:
+def make_plan(
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
+) -> Plan:
     """Returns the plan of one replica of a run of layers of these costs.
 
-    ``bytes_per_param`` is as in ``suite.pipeline.planning.memory``; of 8 or more, 4 are the gradient's. Raises
+    ``bytes_per_parameter`` is as in ``suite.pipeline.planning.memory``; of 8 or more, 4 are the gradient's. Raises
     PlanError with every fault: costs, stages, ``layers_per_cell``, schedule, and each stage that does not fit its
     device.
     """
 
     def outcomes_of(candidates: Iterable[PipelineSettings]) -> list[Plan | PlanError]:
-        return [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in candidates]
+        return [try_schedule(costs, candidate, bytes_per_parameter, machine) for candidate in candidates]
 
     named, least = _resolve_schedules(costs, pipeline)
     outcomes = outcomes_of(named)
@@ -169,18 +171,18 @@ def _simulated(
     schedule: Schedule, schedule_config: ScheduleConfig, costs: Sequence[CellCost], replicas: int, machine: Machine
 ) -> Timeline:
     stages = len(schedule)
-    flow, owners = schedule_config.flow_control(stages), schedule_config.owners(stages)
-    return simulate(schedule, costs, machine.link, flow, owners, machine.agreement_s(stages * replicas))
+    flow, cell_to_stage = schedule_config.flow_control(stages), schedule_config.cell_to_stage(stages)
+    return simulate(schedule, costs, machine.link, flow, cell_to_stage, machine.norm_all_reduce_s(stages * replicas))
 
 
 def check_memory(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
 ) -> None:
     """Raises PlanError where ``make_plan`` would; no step is simulated."""
     errors: list[PlanError] = []
     for candidate in _memory_candidates(costs, pipeline):
         try:
-            MemoryFit(costs, candidate, bytes_per_param, machine).cells(machine.memory_limit_bytes)
+            MemoryFit(costs, candidate, bytes_per_parameter, machine).cells(machine.memory_limit_bytes)
             return
         except PlanError as error:
             errors.append(error)
@@ -188,13 +190,13 @@ def check_memory(
 
 
 def least_limit(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine, unit: int
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine, unit: int
 ) -> int | None:
     """Returns the least memory limit, a multiple of ``unit``, for which ``make_plan`` finds a plan, or None."""
     fits = []
     for candidate in _memory_candidates(costs, pipeline):
         with suppress(PlanError):
-            fits.append(MemoryFit(costs, candidate, bytes_per_param, machine))
+            fits.append(MemoryFit(costs, candidate, bytes_per_parameter, machine))
 
     def enough(limit_bytes: int) -> bool:
         for fit in fits:
@@ -235,15 +237,15 @@ def _resolve_schedules(
 
 
 def try_schedule(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
 ) -> Plan | PlanError:
     """Returns the plan of one schedule, or why there is none; ``remat=auto`` keeps as many graphs as fit the memory."""
     if pipeline.remat == "auto":  # if all graphs fit, partition for a step without recomputes
-        without = try_schedule(costs, pipeline.model_copy(update={"remat": "never"}), bytes_per_param, machine)
+        without = try_schedule(costs, pipeline.model_copy(update={"remat": "never"}), bytes_per_parameter, machine)
         if isinstance(without, Plan):
             return without
     try:
-        fit = MemoryFit(costs, pipeline, bytes_per_param, machine)
+        fit = MemoryFit(costs, pipeline, bytes_per_parameter, machine)
         ranges = fit.cells(machine.memory_limit_bytes)
         schedule_config = fit.schedule_config
         if pipeline.remat == "auto":
@@ -333,7 +335,7 @@ def step_lower_bound_s(fit: MemoryFit, ranges: Sequence[range], costs: Sequence[
     updates = [sum(cost.update_s for cost in placement.on_stage(k, costs)) for k in range(placement.stages)]
     bound = lower_bound_s(problem)
     if any(updates):
-        bound += machine.agreement_s(placement.stages * pipeline.replicas) + max(updates)
+        bound += machine.norm_all_reduce_s(placement.stages * pipeline.replicas) + max(updates)
     if machine.cores is None:
         return bound
     work = pipeline.micro_batches * sum(map(sum, problem.least_s)) + sum(updates)

@@ -38,20 +38,20 @@ LEAST_GAIN = 0.001
 
 
 def compare_schedules(
-    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
 ) -> Plan:
     """Returns a plan with its alternatives, for the arguments of ``make_plan``."""
     if plan.alternatives:
         return plan
     chosen = Alternative.of(plan.pipeline, plan)
     others = [candidate for candidate in candidates(pipeline, len(costs)) if not chosen.is_of(candidate)]
-    outcomes = [try_schedule(costs, candidate, bytes_per_param, machine) for candidate in others]
+    outcomes = [try_schedule(costs, candidate, bytes_per_parameter, machine) for candidate in others]
     alternatives = [chosen, *map(Alternative.of, others, outcomes)]
     return replace(plan, alternatives=tuple(alternatives))
 
 
 def search_schedule(
-    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_param: float, machine: Machine
+    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
 ) -> Plan:
     """Returns a plan of ``schedule=auto``, or a faster one whose schedule was found by search; any other plan as it is.
     The arguments are those of ``make_plan``.
@@ -59,7 +59,7 @@ def search_schedule(
     if pipeline.schedule != "auto" or pipeline.remat not in SEARCHED_REMAT or pipeline.stages == 1:
         return plan
     enough_s = (1 - LEAST_GAIN) * plan.step_s
-    cuts = [cut for cut in _cuts(pipeline, costs, bytes_per_param, machine) if cut.bound_s <= enough_s]
+    cuts = [cut for cut in _cuts(pipeline, costs, bytes_per_parameter, machine) if cut.bound_s <= enough_s]
     found = [(cut, _searched(cut, SEARCH_S / 2 / len(cuts))) for cut in cuts]
     searched = [(cut, one) for cut, one in found if one is not None]
     if not searched:
@@ -73,7 +73,7 @@ def search_schedule(
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Candidate:
     """A cut of the layers into cells, with what a search for it is given."""
 
     fit: MemoryFit
@@ -86,8 +86,8 @@ class _Cut:
 
 
 def _cuts(
-    pipeline: PipelineSettings, costs: Sequence[LayerCost], bytes_per_param: float, machine: Machine
-) -> Iterator[_Cut]:
+    pipeline: PipelineSettings, costs: Sequence[LayerCost], bytes_per_parameter: float, machine: Machine
+) -> Iterator[_Candidate]:
     """Yields the cuts to search: for each placement those of the fastest named schedule, of the least memory, and of
     even stages."""
     for settings in _by_placement(pipeline, len(costs)):
@@ -95,22 +95,22 @@ def _cuts(
         for candidate in settings:
             if candidate.schedule == "search" and fitting:
                 break  # one micro-batch at a time: only where nothing else fits
-            outcome = try_schedule(costs, candidate, bytes_per_param, machine)
+            outcome = try_schedule(costs, candidate, bytes_per_parameter, machine)
             fitting += [outcome] if isinstance(outcome, Plan) else []
         fitting.sort(key=lambda one: one.step_s)
         by_hand = pipeline.layers_per_cell
         layers_per_cell = [one.layers_per_cell for one in fitting[:1]] if by_hand is None else [by_hand]
         if by_hand is None:
             without_recomputes = settings[0].model_copy(update={"remat": "never"})
-            fit = MemoryFit(costs, without_recomputes, bytes_per_param, machine)
-            layers_per_cell += [fit.lightest_cut(), fit.cut_with_even_stages()]
-        fit = MemoryFit(costs, settings[0], bytes_per_param, machine)
+            fit = MemoryFit(costs, without_recomputes, bytes_per_parameter, machine)
+            layers_per_cell += [fit.lightest_partition(), fit.partition_with_even_stages()]
+        fit = MemoryFit(costs, settings[0], bytes_per_parameter, machine)
         for lengths in dict.fromkeys(layers_per_cell):
             ranges = cell_ranges(lengths, len(costs))
             of_cells = cell_costs(costs, ranges, fit.placement, machine, pipeline.replicas)
             problem = scheduling_problem(fit, of_cells, fit.stage_memories(ranges))
             starts = [one.schedule for one in fitting if one.layers_per_cell == lengths]
-            yield _Cut(fit, ranges, starts, problem, step_lower_bound_s(fit, ranges, of_cells))
+            yield _Candidate(fit, ranges, starts, problem, step_lower_bound_s(fit, ranges, of_cells))
 
 
 def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[PipelineSettings]]:
@@ -118,11 +118,11 @@ def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[Pi
     found: dict[tuple[int, tuple[int, ...]], list[PipelineSettings]] = {}
     for candidate in (*candidates(pipeline, layers), *least_candidates(pipeline, layers)):
         config = ScheduleConfig(candidate.schedule, virtual_stages=candidate.virtual_stages)
-        found.setdefault((config.virtual_stages, config.owners(pipeline.stages)), []).append(candidate)
+        found.setdefault((config.virtual_stages, config.cell_to_stage(pipeline.stages)), []).append(candidate)
     return found.values()
 
 
-def _searched(cut: _Cut, seconds: float, seed: int = 0) -> Plan | None:
+def _searched(cut: _Candidate, seconds: float, seed: int = 0) -> Plan | None:
     """Returns the plan that search finds for a cut of the layers, if any."""
     schedule = search(cut.problem, cut.starts, seconds, seed)
     if schedule is None:
@@ -131,7 +131,7 @@ def _searched(cut: _Cut, seconds: float, seed: int = 0) -> Plan | None:
     searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
     # with the tensors that wait between two cells of a stage in this schedule
     without_recomputes = searched.model_copy(update={"remat": "never"})
-    fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_param, cut.fit.machine)
+    fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_parameter, cut.fit.machine)
     found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
     limits = [fit.machine.limit_of(fit.placement.stage_of(at)) for at in range(len(found.cells))]
     assert all(cell.peak_bytes <= limit for cell, limit in zip(found.cells, limits, strict=True)), "bytes are counted"

@@ -35,7 +35,7 @@ ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 25_000
 MAX_POLICIES = 400
 """Tried to their end; many more are given up before."""
 SMALL_CELLS, SMALL_MICRO_BATCHES = 6, 3
-"""The largest pipeline whose schedules are all tried, with two cells a stage at most."""
+"""The largest pipeline whose schedules are all tried, with two cells per stage at most."""
 
 _PATIENCE = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0)
 
@@ -52,10 +52,10 @@ def search(
     """
     if seconds <= 0:
         raise SettingError(f"the search for a schedule has {seconds} s; it needs more than 0")
-    costs, micro_batches, owners = problem.costs, problem.micro_batches, problem.placement.owners
+    costs, micro_batches, cell_to_stage = problem.costs, problem.micro_batches, problem.placement.cell_to_stage
 
     def step_s(schedule: Schedule) -> float:
-        return simulate(schedule, costs, problem.links, problem.flow, owners).seconds
+        return simulate(schedule, costs, problem.links, problem.flow, cell_to_stage).seconds
 
     def fits(schedule: Schedule) -> bool:
         stages = zip(schedule, problem.stage_memory, strict=True)
@@ -124,7 +124,7 @@ def _policy(
 ) -> _Policy:
     """Returns a policy of the family: forwards run ahead ``fill`` times as far as fills the pipeline, and keep their
     graphs; ``_order`` has the rest."""
-    (fill, keep), count, cells = fill_and_keep, problem.micro_batches, range(len(problem.owner))
+    (fill, keep), count, cells = fill_and_keep, problem.micro_batches, range(len(problem.cell_to_stage))
     forward, backward, deferred = (problem.seconds[kind] for kind in "FIW")
     period = max(sum(forward[at] + backward[at] + deferred[at] for at in own) for own in problem.own)
     trips = [sum(forward[at:]) + sum(backward[at:]) for at in cells]
@@ -231,7 +231,7 @@ def _played(problem: SchedulingProblem, policy: _Policy, below: float) -> tuple[
         if kind:
             end = partial.run(kind, at, now)
             actions += 1
-            if actions % (4 * len(problem.owner)) == 0 and partial.least_end(now) > below:
+            if actions % (4 * len(problem.cell_to_stage)) == 0 and partial.least_end(now) > below:
                 return None, actions
             heappush(events, (end, k))
             direction = 1 if kind in "Ff" else -1

@@ -118,18 +118,18 @@ def simulate(
     cells: Sequence[CellCost],
     link: Link | Links = Link(),
     flow: FlowControl = GLOO,
-    owners: tuple[int, ...] = (),
-    agreement_s: float = 0.0,
+    cell_to_stage: tuple[int, ...] = (),
+    norm_all_reduce_s: float = 0.0,
 ) -> Timeline:
     """Returns the timeline of one step; ``cells`` are the costs of the cells, ``flow`` says when receives are posted,
-    and ``owners`` which stage owns which cell (``CellPlacement``). The update begins when all stages are done, because
-    it needs the global gradient norm; agreeing on it takes ``agreement_s``.
+    and ``cell_to_stage`` as in ``CellPlacement``. The update begins when all stages are done, because
+    it needs the global gradient norm; its all-reduce takes ``norm_all_reduce_s``.
 
     Raises SettingError when the schedule deadlocks, a cell defers more than its backward, or the link is negative or
     not finite; ``validate`` finds every other error of a schedule, ``check_costs`` those of costs.
     """
     _check(len(schedule), cells, link)
-    placement = CellPlacement(len(schedule), owners)
+    placement = CellPlacement(len(schedule), cell_to_stage)
     recomputed = [of_kind(actions, "R") for actions in schedule]
     own = [placement.on_stage(stage, cells) for stage in range(placement.stages)]
 
@@ -149,12 +149,12 @@ def simulate(
         for far in cell.far_messages
         if placement.crosses(k, far.to)
     ]
-    playback = Playback(schedule, seconds, routes, flow, owners=owners)
+    playback = Playback(schedule, seconds, routes, flow, cell_to_stage=cell_to_stage)
     if playback.stuck:
         waiting = ", ".join(f"stage {k} at {action}" for k, action in playback.stuck.items())
         raise SettingError(f"the schedule deadlocks: {waiting} wait for each other")
     rows = playback.rows
-    end = max((row[-1].end for row in rows if row), default=0.0) + agreement_s
+    end = max((row[-1].end for row in rows if row), default=0.0) + norm_all_reduce_s
     for k, row in enumerate(rows):
         update = sum(cell.update_s for cell in own[k])
         if update:

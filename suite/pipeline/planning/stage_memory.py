@@ -57,7 +57,7 @@ class CellMemory:
     gradient_bytes: int = 0
     """The gradients among ``fixed_bytes``. None of them exists before the first backward of a step."""
     made_gradient_bytes: int = 0
-    """What the gradients that the first backward makes add to its peak."""
+    """How much higher the peak of a step's first backward is, because it allocates the gradients."""
 
 
 def peak_bytes(actions: Sequence[Action], *cells: CellMemory, flow: FlowControl = GLOO) -> int:
@@ -159,10 +159,10 @@ class InFlightPeaks:
         schedule: Sequence[Sequence[Action]],
         micro_batches: int,
         transport: TransportName = "gloo",
-        owners: tuple[int, ...] = (),
+        cell_to_stage: tuple[int, ...] = (),
     ) -> InFlightPeaks:
-        """Returns the peaks of a schedule; ``owners`` are those of its cells, as ``CellPlacement`` has them."""
-        virtual_stages, placement = virtual_stages_of(schedule), CellPlacement(len(schedule), owners)
+        """Returns the peaks of a schedule; ``cell_to_stage`` as in ``CellPlacement``."""
+        virtual_stages, placement = virtual_stages_of(schedule), CellPlacement(len(schedule), cell_to_stage)
         of_actions = {actions: _cell_walks(actions, virtual_stages) for actions in {*map(tuple, schedule)}}
         walks = [walk for cells in of_actions.values() for walk in cells]
         inputs, graphs, deferred = (

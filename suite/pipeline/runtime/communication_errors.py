@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import shutil
 
-from suite.errors import NeighbourLostError, PlacementError, StallError, first_line
+from suite.errors import PeerLostError, PlacementError, StallError, first_line
 
 _GLOO_LOST = "connection|broken pipe|socket|remote"
 _NCCL_LOST = "ncclremoteerror|remote process exited|store->get.*(?:connection|broken pipe)"
@@ -41,7 +41,7 @@ def explain(error: Exception, what: str, seconds: float) -> Exception:
     if re.search("timed out|timeout", text) and not re.search(_NCCL_RESULT, text):
         return StallError(f"waited {seconds:.0f} s for {what}")
     if re.search(_GLOO_LOST if is_gloo else _NCCL_LOST, text):
-        return NeighbourLostError(f"lost the connection while waiting for {what}; that process has ended, see its log")
+        return PeerLostError(f"lost the connection while waiting for {what}; that process has ended, see its log")
     return error
 
 

@@ -21,7 +21,7 @@ from suite.device import is_host, module_of
 from suite.errors import StallError
 from suite.pipeline.model.changing_buffers import copies_of_buffers, replaced
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.boundary import CutSpec, cast_to_boundary
 from suite.pipeline.runtime.cell_layout import CellLayout
@@ -72,8 +72,8 @@ class Executor:
         status: WorkerStatus | None = None,
         metric_count: int = 1,
     ) -> None:
-        """``links`` has one entry a cell of the stage; every action is reported to ``status``. ``metric_count`` is how
-        many the loss returns."""
+        """``links`` has an entry for each cell; every action is reported to ``status``. ``metric_count`` is how many
+        the loss returns."""
         assert len(links) == len(stage.cells) == schedule_config.virtual_stages, (
             len(links),
             len(stage.cells),
@@ -90,8 +90,8 @@ class Executor:
         self.reducer: GradientReducer | None = None
         """Set where there are replicas; gradients are passed to it as soon as they are complete. The caller runs its
         ``finish`` after each ``train``."""
-        self.on_drain: Callable[[], None] | None = None
-        """Called in each training step before the stage's first backward, when stage 0 waits for the others."""
+        self.on_first_backward: Callable[[], None] | None = None
+        """Called in each training step before its first backward waits for a gradient: the bubble of stage 0."""
         self._layouts: dict[int, CellLayout] = {}
         """Those of the last mini-batch, by cell; often the next one has the same."""
         waits = schedule_config.transport == "nccl" and coord.stages > 1
@@ -99,7 +99,7 @@ class Executor:
         """Modes, training or not, in which no kernel has been launched. On NCCL a first launch may wait for the posted
         receives (``suite.pipeline.schedule.nccl_deadlock``)."""
 
-    def train(self, batch: MiniBatch | None, step: int) -> LossSums:
+    def train(self, batch: ReplicaBatch | None, step: int) -> LossSums:
         """Runs the forwards, recomputes and backwards of one mini-batch. Only the first and last stage need ``batch``.
 
         Raises StallError, naming this stage and its action, when a message does not arrive in time.
@@ -111,14 +111,14 @@ class Executor:
             objective, *metrics = sums.sum(0).tolist()
         return LossSums(objective, tuple(metrics))
 
-    def prefetch_shapes(self, batch: MiniBatch) -> None:
+    def prefetch_shapes(self, batch: ReplicaBatch) -> None:
         """Infers the shapes of a future mini-batch on the first stage. New shapes take a while, so another thread may
         call this ahead of time."""
         if self.coord.is_first and not self._is_last_cell(0):
             for cut in set(map(CutSpec.of, batch.inputs)):
                 self.stage.infer_output(cut)
 
-    def evaluate(self, batch: MiniBatch | None, step: int = 0) -> list[LossSums]:
+    def evaluate(self, batch: ReplicaBatch | None, step: int = 0) -> list[LossSums]:
         """Runs the forwards only, with dropout off. Returns the sums of each micro-batch, none before the last stage.
 
         Leaves no trace in the stage: the next ``train`` gives the same bits as without it.
@@ -129,7 +129,7 @@ class Executor:
         with self.status.waiting_for("its device to finish an evaluation"):
             return [LossSums(objective, tuple(metrics)) for objective, *metrics in sums.tolist()]
 
-    def _run(self, batch: MiniBatch | None, step: int, train: bool) -> Tensor:
+    def _run(self, batch: ReplicaBatch | None, step: int, train: bool) -> Tensor:
         """Returns objective and metrics of each micro-batch, (M, 1 + metrics) in fp64; M = 0 before the last stage."""
         status_step = step if train else None
         self.status.begin("open", status_step)
@@ -147,7 +147,7 @@ class Executor:
             self._exchange_metadata(state, len(self.links))  # a replica without micro-batches has done none of it
             for cell_links in self.links:
                 if cell_links.p2p is not None:
-                    cell_links.p2p.flush()
+                    cell_links.p2p.wait_for_sends()
         except StallError as error:
             action_or_phase = self.status.action
             at = f"at {action_or_phase}" if isinstance(action_or_phase, Action) else "at its first or last messages"
@@ -159,7 +159,7 @@ class Executor:
         ]
         return torch.stack(sums) if sums else torch.zeros(0, 1 + self.metric_count, dtype=torch.float64)
 
-    def _begin(self, batch: MiniBatch | None, step: int, train: bool) -> StepState:
+    def _begin(self, batch: ReplicaBatch | None, step: int, train: bool) -> StepState:
         """Exchanges the metadata of the first cell, and posts its first receives."""
         coord = self.coord
         assert batch is not None or not (coord.is_first or coord.is_last), (
@@ -176,7 +176,7 @@ class Executor:
             )
             state.inputs = batch.inputs if coord.is_first else None
             state.targets = batch.targets if coord.is_last else None
-            state.scale = coord.replicas / batch.divisor
+            state.loss_gradient = coord.replicas / batch.divisor
         if train in self._cold and metadata.cuts:
             self._exchange_metadata(state, len(self.links))
             self._warm_up(state)
@@ -184,7 +184,7 @@ class Executor:
         self._start_cell(state, 0)
         return state
 
-    def _recv_metadata(self, virtual_stage: int, batch: MiniBatch | None) -> BoundaryMetadata:
+    def _recv_metadata(self, virtual_stage: int, batch: ReplicaBatch | None) -> BoundaryMetadata:
         """Returns the metadata of a cell's input boundary."""
         cell_links = self.links[virtual_stage]
         if self._is_first_cell(virtual_stage):
@@ -282,15 +282,15 @@ class Executor:
 
     def _backward(self, state: StepState, action: Action) -> None:
         i, cell = action.micro_batch, state.cells[action.virtual_stage]
-        if not state.draining and self.on_drain is not None:
-            self.on_drain()
-        state.draining = True
+        if not state.backward_begun and self.on_first_backward is not None:
+            self.on_first_backward()
+        state.backward_begun = True
         micro_batch = cell.micro_batches.pop(i)
         if cell.recv_gradients is not None:
             gradients = cell.recv_gradients(i)
         else:
             objective = state.results[i][0]
-            gradients = (torch.full_like(objective, state.scale),)
+            gradients = (torch.full_like(objective, state.loss_gradient),)
         start = self._mark(action, received=cell.recv_gradients is not None)
         if action.kind == "I":
             input_gradients, cell.deferred[i] = self.stage.backward_input(micro_batch, gradients)

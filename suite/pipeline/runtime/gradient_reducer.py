@@ -8,9 +8,9 @@ last layer first. They are reduced in buckets of whole parameters, in the same o
 communication is left after the backward of the first stage, and even less on the others.
 
 Without shards every replica gets every mean, by an all-reduce. With ZeRO-1's shards each part of a bucket is reduced to
-the one replica that owns it, which is half the traffic.
+the one replica that has that shard, which is half the traffic.
 
-    bucket       | layer 2        | layer 1   |        a shard is a stretch of all parameters in layer order
+    bucket       | layer 2        | layer 1   |        a shard is a slice of all parameters in layer order
     reduced to   | 1 |     0      |     0     |
 """
 
@@ -37,25 +37,25 @@ ACCELERATOR_BUCKET_BYTES = 25 << 20
 
 @dataclass(frozen=True)
 class Shards:
-    """The stretches of each parameter group, one after another, that the replicas own in turn (ZeRO-1)."""
+    """How ZeRO-1 divides each flat parameter group: replica r has the r-th shard."""
 
     places: Mapping[int, tuple[int, int]]
-    """Of each parameter, by id: its first value in its group, and the values of a stretch of the group; the last one
-    may be shorter."""
+    """By ``id`` of a parameter: its offset in the flat parameter group, and the size of a shard of that group
+    (DeepSpeed's ``partition_size``). The last shard may be shorter."""
 
-    def owners(self, parameters: Iterable[nn.Parameter]) -> list[tuple[int, int]]:
-        """Returns (replica, values) for each stretch of these parameters' values that one replica owns, in order."""
-        stretches: list[tuple[int, int]] = []
+    def slices(self, parameters: Iterable[nn.Parameter]) -> list[tuple[int, int]]:
+        """Returns (replica, values) for each slice of these parameters' values that is in one shard, in order."""
+        slices: list[tuple[int, int]] = []
         for parameter in parameters:
             at, size = self.places[id(parameter)]
             end = at + parameter.numel()
             while at < end:
-                owner = at // size
-                stretch_end = min(end, (owner + 1) * size)
-                stretches.append((owner, stretch_end - at))
-                at = stretch_end
-        by_owner = itertools.groupby(stretches, key=lambda stretch: stretch[0])
-        return [(owner, sum(count for _, count in same)) for owner, same in by_owner]
+                replica = at // size
+                slice_end = min(end, (replica + 1) * size)
+                slices.append((replica, slice_end - at))
+                at = slice_end
+        by_replica = itertools.groupby(slices, key=lambda each: each[0])
+        return [(replica, sum(count for _, count in same)) for replica, same in by_replica]
 
 
 class GradientReducer:
@@ -65,19 +65,19 @@ class GradientReducer:
         self,
         parameters: Sequence[nn.Parameter],
         tied: Sequence[nn.Parameter],
-        replicas: Group,
+        group: Group,
         shards: Shards | None = None,
     ) -> None:
         """``parameters`` are the stage's in the order of its layers. ``tied`` ones have copies on other stages whose
-        gradients must be summed first, so theirs wait for ``finish``."""
-        self._group, self._replicas, self._shards = replicas, dist.get_world_size(replicas), shards
+        gradients must be summed first, so theirs wait for ``finish``. ``group`` is the stage in all replicas."""
+        self._group, self._replica_count, self._shards = group, dist.get_world_size(group), shards
         tied_ids = set(map(id, tied))
         self._tied = list(tied)
         self._buckets = list(_buckets([p for p in reversed(parameters) if id(p) not in tied_ids]))
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._sent = 0
+        self._started = 0
         self._missing = {id(p) for bucket in self._buckets for p in bucket}  # whose gradients are not complete yet
         self._works: list[dist.Work] = []
 
@@ -101,11 +101,11 @@ class GradientReducer:
     def mark_ready(self, parameters: Iterable[nn.Parameter]) -> None:
         """Marks gradients as complete in this step, and starts the reduction of the buckets that are now complete."""
         self._missing.difference_update(map(id, parameters))
-        while self._sent < len(self._buckets) and self._missing.isdisjoint(map(id, self._buckets[self._sent])):
-            self._send(self._buckets[self._sent])
-            self._sent += 1
+        while self._started < len(self._buckets) and self._missing.isdisjoint(map(id, self._buckets[self._started])):
+            self._start_reduction(self._buckets[self._started])
+            self._started += 1
 
-    def flush(self) -> None:
+    def start_remaining(self) -> None:
         """Starts the reduction of all remaining buckets except the tied ones."""
         self.mark_ready(p for bucket in self._buckets for p in bucket)
 
@@ -115,29 +115,29 @@ class GradientReducer:
         ``.grad`` of each parameter is then the mean over replicas; a gradient that a replica lacks counts as zero. With
         shards only the replica's own values are means, and the others mean nothing. All replicas must call this.
         """
-        self.flush()
+        self.start_remaining()
         for bucket in _buckets(self._tied):
-            self._send(bucket)
+            self._start_reduction(bucket)
         for work in self._works:
             work.wait()
         self._begin_step()
 
     @torch.no_grad()
-    def _send(self, parameters: Sequence[nn.Parameter]) -> None:
+    def _start_reduction(self, parameters: Sequence[nn.Parameter]) -> None:
         """Starts the reduction of some gradients in one flat tensor; ``.grad`` become views of it."""
         flat = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
-        flat.div_(self._replicas)
+        flat.div_(self._replica_count)
         for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = piece.view_as(parameter)
         if self._shards is None:
-            self._wait_for(dist.all_reduce(flat, group=self._group, async_op=True))
+            self._add(dist.all_reduce(flat, group=self._group, async_op=True))
             return
-        owners = self._shards.owners(parameters)
-        for (owner, _), part in zip(owners, flat.split([count for _, count in owners]), strict=True):
-            self._wait_for(dist.reduce(part, group=self._group, group_dst=owner, async_op=True))
+        slices = self._shards.slices(parameters)
+        for (replica, _), part in zip(slices, flat.split([count for _, count in slices]), strict=True):
+            self._add(dist.reduce(part, group=self._group, group_dst=replica, async_op=True))
 
-    def _wait_for(self, work: dist.Work | None) -> None:
-        """Lets ``finish`` wait for a reduction."""
+    def _add(self, work: dist.Work | None) -> None:
+        """Adds a reduction for which ``finish`` waits."""
         assert work is not None
         self._works.append(work)
 

@@ -8,7 +8,7 @@ Neighbouring cells exchange messages, and so do cells that a skip connects (``su
 them each cell sends metadata to the next one: the shapes of this mini-batch. Tensors between two cells of one stage
 stay on the device and need no message.
 
-On a CPU every wait has a deadline, and its error says which message of which stage is missing. On a GPU the stream
+On a CPU every wait has a timeout, and its error says which message of which stage is missing. On a GPU the stream
 waits and the host continues; the process groups and the supervisor time out.
 """
 
@@ -42,7 +42,7 @@ _HEADER = 512
 
 
 @dataclass
-class Deadline:
+class MessageTimeout:
     """The longest that one wait may take, in seconds; the training loop sets it once it knows a step's length."""
 
     seconds: float
@@ -60,46 +60,46 @@ class Deadline:
         return self.waited_s + (time.monotonic() - self.began_s if self.waiting_for else 0.0)
 
 
-def wait(work: dist.Work, deadline: Deadline, what: str, device: torch.device) -> None:
-    """Waits for one message of tensors on ``device``. Raises StallError when the deadline passes or the peer is gone.
+def wait(work: dist.Work, timeout: MessageTimeout, what: str, device: torch.device) -> None:
+    """Waits for one message of tensors on ``device``. Raises StallError when the timeout passes or the peer is gone.
 
     On a GPU only the current stream waits: with a timeout NCCL would block the host until the tensor has arrived.
     """
-    deadline.began_s, deadline.waiting_for = time.monotonic(), what
-    with _explained(what, deadline):
+    timeout.began_s, timeout.waiting_for = time.monotonic(), what
+    with _explained(what, timeout):
         if is_host(device):
-            work.wait(timedelta(seconds=deadline.seconds))
+            work.wait(timedelta(seconds=timeout.seconds))
         else:
             work.wait()
-    deadline.waiting_for, deadline.ended_s = "", time.monotonic()
-    deadline.waited_s += deadline.ended_s - deadline.began_s
+    timeout.waiting_for, timeout.ended_s = "", time.monotonic()
+    timeout.waited_s += timeout.ended_s - timeout.began_s
 
 
 @contextmanager
-def _explained(what: str, deadline: Deadline) -> Iterator[None]:
+def _explained(what: str, timeout: MessageTimeout) -> Iterator[None]:
     """Raises what the library's error means, such as StallError for a message that timed out or lost its peer."""
     try:
         yield
     except RuntimeError as error:
-        explained = explain(error, what, deadline.seconds)
+        explained = explain(error, what, timeout.seconds)
         if explained is error:
             raise
         raise explained from error
 
 
-def recv_into(tensor: Tensor, source: int, group: Group, tag: int, deadline: Deadline, what: str) -> None:
+def recv_into(tensor: Tensor, source: int, group: Group, tag: int, timeout: MessageTimeout, what: str) -> None:
     """Receives one tensor; waits for it as ``wait`` does."""
-    with _explained(what, deadline):  # a receive fails at once if the peer's connection is closed
+    with _explained(what, timeout):  # a receive fails at once if the peer's connection is closed
         work = dist.irecv(tensor, source, group=group, tag=tag)
     if work is not None:
-        wait(work, deadline, what, tensor.device)
+        wait(work, timeout, what, tensor.device)
 
 
 class InflightSends:
     """Messages sent and not known to be received yet, oldest first; their tensors are held until then."""
 
-    def __init__(self, deadline: Deadline) -> None:
-        self._deadline = deadline
+    def __init__(self, timeout: MessageTimeout) -> None:
+        self._timeout = timeout
         self._messages: deque[tuple[list[tuple[dist.Work, Tensor]], str]] = deque()
 
     def post(self, tensors: Sequence[Tensor], target: int, group: Group, tag: int, what: str) -> None:
@@ -110,18 +110,18 @@ class InflightSends:
             if tensor.numel() == 0:
                 continue
             tensor = contiguous_view(tensor)
-            with _explained(what, self._deadline):
+            with _explained(what, self._timeout):
                 work = dist.isend(tensor, target, group=group, tag=tag + at)
             if work is not None:
                 works.append((work, tensor))
         self._messages.append((works, what))
 
-    def drain(self, keep: int = 0) -> None:
-        """Waits until at most ``keep`` messages are in flight."""
-        while len(self._messages) > keep:
+    def wait_until(self, at_most: int) -> None:
+        """Waits until at most ``at_most`` messages are in flight."""
+        while len(self._messages) > at_most:
             works, what = self._messages.popleft()
             for work, tensor in works:
-                wait(work, self._deadline, what, tensor.device)
+                wait(work, self._timeout, what, tensor.device)
 
 
 class RecvQueue:
@@ -134,13 +134,13 @@ class RecvQueue:
         messages: Sequence[tuple[int, Sequence[TensorSpec]]],
         step: int,
         device: torch.device,
-        deadline: Deadline,
+        timeout: MessageTimeout,
         what: str,
         ahead: int,
     ) -> None:
         """``ahead`` receives are posted before they are used (``suite.pipeline.schedule.flow_control``)."""
         self._source, self._group, self._step = source, group, step
-        self._device, self._deadline, self._what = device, deadline, what
+        self._device, self._timeout, self._what = device, timeout, what
         self._messages: Iterator[tuple[int, Sequence[TensorSpec]]] = iter(messages)
         self._posted: deque[tuple[int, Tensors, list[dist.Work]]] = deque()
         self._ahead = ahead
@@ -151,7 +151,7 @@ class RecvQueue:
         while len(self._posted) < count and (message := next(self._messages, None)) is not None:
             micro_batch, specs = message
             tensors = [spec.empty(self._device) for spec in message_specs(specs)]
-            with _explained(f"{self._what} of micro-batch {micro_batch}", self._deadline):
+            with _explained(f"{self._what} of micro-batch {micro_batch}", self._timeout):
                 works = [
                     dist.irecv(
                         contiguous_view(tensor), self._source, group=self._group, tag=_tag(self._step, micro_batch, at)
@@ -168,7 +168,7 @@ class RecvQueue:
         expected, tensors, works = self._posted.popleft()
         assert expected == micro_batch, f"{self._what}: {expected} is next, {micro_batch} was requested"
         for work in works:
-            wait(work, self._deadline, f"{self._what} of micro-batch {micro_batch}", self._device)
+            wait(work, self._timeout, f"{self._what} of micro-batch {micro_batch}", self._device)
         self._post(self._ahead)
         return tensors
 
@@ -191,13 +191,13 @@ class P2PCommunicator:
         coord: RankCoord,
         groups: ProcessGroups,
         device: torch.device,
-        deadline: Deadline,
+        timeout: MessageTimeout,
         local: LocalMessages,
         virtual_stage: int,
         flow: FlowControl,
     ) -> None:
         """All cells of a stage share ``local``; ``flow`` says what is posted when."""
-        self.coord, self.groups, self.device, self.deadline = coord, groups, device, deadline
+        self.coord, self.groups, self.device, self.timeout = coord, groups, device, timeout
         self._local = local
         self._placement, self._flow = coord.placement, flow
         self.cell = self._placement.cell_of(virtual_stage, coord.stage)
@@ -223,10 +223,10 @@ class P2PCommunicator:
             return self._decoder.decode(self._local.pop((peer, self.cell, _METADATA))[0], names)
         source, group = self._rank(peer), self._group("activations", peer)
         header = torch.zeros(_HEADER, dtype=torch.int64)
-        recv_into(header, source, group, 0, self.deadline, what)
+        recv_into(header, source, group, 0, self.timeout, what)
         rest = torch.zeros(max(0, int(header[0]) - (_HEADER - 1)), dtype=torch.int64)
         if rest.numel():
-            recv_into(rest, source, group, 1, self.deadline, what)
+            recv_into(rest, source, group, 1, self.timeout, what)
         return self._decoder.decode(torch.cat((header[1:], rest)), names)
 
     def post_recvs(self, kind: MessageKind, messages: Sequence[tuple[int, CellBoundary]], step: int) -> Recv:
@@ -254,7 +254,7 @@ class P2PCommunicator:
         what = f"the {kind} from {self._describe(peer)}"
         ahead = self._flow.recvs_ahead(1 if kind == "activations" else -1)
         return RecvQueue(
-            self._rank(peer), self._group(kind, peer), messages, step, self.device, self.deadline, what, ahead
+            self._rank(peer), self._group(kind, peer), messages, step, self.device, self.timeout, what, ahead
         ).recv
 
     def send(
@@ -273,17 +273,17 @@ class P2PCommunicator:
             what = f"the {kind} of micro-batch {micro_batch}"
             self._send(pack(parts, specs), peer, self._group(kind, peer), _tag(step, micro_batch, 0), what)
 
-    def flush(self) -> None:
+    def wait_for_sends(self) -> None:
         """Waits until all sends are complete, so that their memory is free."""
         assert not self._local, f"tensors between cells of this stage were not received: {sorted(self._local)}"
         for sends in self._sends.values():
-            sends.drain()
+            sends.wait_until(at_most=0)
 
     def _send(self, tensors: Sequence[Tensor], peer: int, group: Group, tag: int, what: str) -> None:
         distance = abs(peer - self.cell)
-        sends = self._sends.setdefault(0 if distance == 1 else peer - self.cell, InflightSends(self.deadline))
+        sends = self._sends.setdefault(0 if distance == 1 else peer - self.cell, InflightSends(self.timeout))
         sends.post(tensors, self._rank(peer), group, tag, f"{what} to be received by their target stage")
-        sends.drain(self._flow.max_sends_to(distance))
+        sends.wait_until(at_most=self._flow.max_sends_to(distance))
 
     def _rank(self, peer: int) -> int:
         return self.coord.rank_of(self.coord.replica, self._placement.stage_of(peer))

@@ -56,9 +56,9 @@ def call(layer: nn.Module, tensors: Tensors, stash: Stash, bf16: bool = False) -
 def shared_as_views(tensors: Tensors, main: int) -> Tensors:
     """Returns the tensors with a view in place of each occurrence of one that occurs several times.
 
-    A view adds up the gradients of one consumer. Autograd adds those of the views newest first: the first of the
-    ``main`` tensors, then skips, then what else is among ``main``. So a neighbour that gets the first two as one
-    tensor returns the beginning of that sum.
+    Each consumer gets its own view. Autograd adds the gradients of the views in reverse order of their creation, so
+    they are created such that the first of ``main`` comes first, then skips, then repeats among ``main``. A neighbour
+    that gets the first two as one tensor returns their sum, with which this sum also begins: the same bits.
     """
     ids = [id(tensor) for tensor in tensors]
     order = sorted(range(len(tensors)), key=lambda at: (at < main and ids.index(ids[at]) < at, at >= main, at))

@@ -45,7 +45,7 @@ class StepState:
     cells: list[CellState] = field(default_factory=list)
     inputs: Sequence[Tensors] | None = None
     targets: Sequence[Tensors] | None = None
-    scale: float = 0.0
+    loss_gradient: float = 0.0
     results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    draining: bool = False
+    backward_begun: bool = False
     """Whether a backward has begun."""

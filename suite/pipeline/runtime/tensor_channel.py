@@ -3,7 +3,7 @@
     header   16 numbers a tensor at most: dtype, dimensions, shape      tag 0, always of one size
     tensors                                                             tag 1, 2, ...
 
-A send waits only if too many are in flight. Every wait has a deadline.
+A send waits only if too many are in flight. Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import Group
 from suite.pipeline.runtime.boundary import CutSpec
 from suite.pipeline.runtime.metadata import BoundaryMetadata, MetadataCodec
-from suite.pipeline.runtime.p2p import Deadline, InflightSends, recv_into
+from suite.pipeline.runtime.p2p import InflightSends, MessageTimeout, recv_into
 
 _HEADER = 64
 """Numbers in a header."""
@@ -27,12 +27,12 @@ class TensorChannel:
     """Messages between this worker and one other, in one direction, received in the order of sending."""
 
     def __init__(
-        self, peer: int, name: str, group: Group, device: torch.device, deadline: Deadline, max_inflight_sends: int
+        self, peer: int, name: str, group: Group, device: torch.device, timeout: MessageTimeout, max_inflight_sends: int
     ) -> None:
         """``peer`` is the other rank, ``name`` its name in errors; ``max_inflight_sends`` messages may be in flight."""
         self._peer, self._name, self._group, self._device = peer, name, group, device
-        self._deadline, self._max_inflight_sends = deadline, max_inflight_sends
-        self._sends = InflightSends(deadline)
+        self._timeout, self._max_inflight_sends = timeout, max_inflight_sends
+        self._sends = InflightSends(timeout)
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Sends a message. Raises StallError when too many are in flight and the oldest is not received in time."""
@@ -43,7 +43,7 @@ class TensorChannel:
         contiguous = [tensor.contiguous() for tensor in tensors]
         what = f"the messages to {self._name} to be received"
         self._sends.post((header, *contiguous), self._peer, self._group, 0, what)
-        self._sends.drain(self._max_inflight_sends)
+        self._sends.wait_until(at_most=self._max_inflight_sends)
 
     def recv(self, what: str) -> Tensors:
         """Returns the next message's tensors. Raises StallError when it does not arrive in time."""
@@ -55,9 +55,9 @@ class TensorChannel:
                 self._receive(tensor, 1 + at, what)
         return tensors
 
-    def flush(self) -> None:
+    def wait_for_sends(self) -> None:
         """Waits until all sends are complete."""
-        self._sends.drain()
+        self._sends.wait_until(at_most=0)
 
     def _receive(self, tensor: Tensor, tag: int, what: str) -> None:
-        recv_into(tensor, self._peer, self._group, tag, self._deadline, f"{what} from {self._name}")
+        recv_into(tensor, self._peer, self._group, tag, self._timeout, f"{what} from {self._name}")

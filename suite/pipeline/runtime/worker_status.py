@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.p2p import MessageTimeout
 from suite.pipeline.schedule.action import Action
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class DeviceMark:
 class WorkerStatus:
     """One worker's current state."""
 
-    deadline: Deadline = field(default_factory=lambda: Deadline(FIRST_ACTION_TIMEOUT_S))
+    message_timeout: MessageTimeout = field(default_factory=lambda: MessageTimeout(FIRST_ACTION_TIMEOUT_S))
     """Of messages; it knows which one the worker waits for."""
     on_change: Callable[[], None] | None = None
     """Called at every change."""
@@ -105,7 +105,7 @@ class WorkerStatus:
     @property
     def elapsed_s(self) -> float:
         """Seconds of this action since its last wait, or of the current wait."""
-        return time.monotonic() - max(self.began_s, self.deadline.ended_s)
+        return time.monotonic() - max(self.began_s, self.message_timeout.ended_s)
 
     @property
     def current_timeout_s(self) -> float:
@@ -115,7 +115,7 @@ class WorkerStatus:
     @property
     def waiting(self) -> str:
         """What the worker waits for now; empty while it computes."""
-        return self._waiting or self.deadline.waiting_for
+        return self._waiting or self.message_timeout.waiting_for
 
     def on_device(self) -> tuple[DeviceMark, float] | None:
         """Returns the mark that the device has not passed yet and the seconds since the one before; None if it has

@@ -1,4 +1,4 @@
-"""Which schedule a pipeline runs, for any number of micro-batches: its name, cells a stage, and what is recomputed."""
+"""Which schedule a pipeline runs, for any number of micro-batches: its name, cells per stage, and recomputes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.csv_file import (
+    cell_to_stage_of,
     micro_batches_of,
-    owners_of,
     parse_rows,
     recomputes,
     shape,
@@ -30,21 +30,21 @@ from suite.pipeline.schedule.validate import validate
 from suite.settings import PipelineSettings, ScheduleName
 
 MIN_VIRTUAL_STAGES = 2
-"""The fewest cells a stage of an interleaved schedule; with one it would be 1F1B."""
+"""The fewest cells per stage of an interleaved schedule; with one it would be 1F1B."""
 
 _OF_ONE_CELL = {"fill_drain": fill_drain, "1f1b": one_forward_one_backward}
 
 _OF_ANY_CELLS = {"interleaved": interleaved, "zero_bubble": zero_bubble}
-"""Schedules of as many cells a stage as asked for, placed round by round."""
+"""Schedules of as many cells per stage as asked for, placed round by round."""
 
 V_SHAPED = {"zbv": zbv, "v_half": v_half, "v_min": v_min}
-"""Schedules of two cells a stage, placed in a V."""
+"""Schedules of two cells per stage, placed in a V."""
 
 FROM_ROWS = ("csv", "search")
 """Schedules given as rows of actions: from a file, or found by search."""
 
 WITH_VIRTUAL_STAGES = (*_OF_ANY_CELLS, *V_SHAPED)
-"""Schedules that support several cells a stage."""
+"""Schedules that support several cells per stage."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ScheduleConfig:
     """The most graphs alive at once (``suite.pipeline.schedule.remat``) in each of the K * ``virtual_stages`` cells; a
     single number applies to all."""
     virtual_stages: int = 1
-    """Cells a stage."""
+    """Cells per stage."""
     rows: tuple[str, ...] = ()
     """Of a schedule from a file or found by search (``suite.pipeline.schedule.csv_file``)."""
     transport: TransportName = "gloo"
@@ -78,15 +78,15 @@ class ScheduleConfig:
         schedule = parse_rows(self.rows) if self.rows else self.base_schedule(2, 1)
         return any(action.kind == "W" for actions in schedule for action in actions)
 
-    def owners(self, stages: int) -> tuple[int, ...]:
-        """Returns the stage of each cell, as ``CellPlacement`` has them."""
+    def cell_to_stage(self, stages: int) -> tuple[int, ...]:
+        """Returns the stage of each cell; an empty tuple for round by round."""
         if self.schedule in V_SHAPED:
             return v_shaped(stages)
-        return owners_of(self.rows) if self.rows else ()
+        return cell_to_stage_of(self.rows) if self.rows else ()
 
     def placement(self, stages: int) -> CellPlacement:
-        """Returns which of K stages owns which cell."""
-        return CellPlacement(stages, self.owners(stages))
+        """Returns which of K stages has which cell."""
+        return CellPlacement(stages, self.cell_to_stage(stages))
 
     def flow_control(self, stages: int) -> FlowControl:
         """Returns what each of K stages posts when."""
@@ -155,8 +155,8 @@ def _actions(
     schedule = (
         schedule_config.build(stages, micro_batches) if train else schedule_config.forward_only(stages, micro_batches)
     )
-    transport, pairs, owners = schedule_config.transport, schedule_config.pairs, schedule_config.owners(stages)
-    validate(schedule, micro_batches, train, transport, pairs, owners)
+    config, cell_to_stage = schedule_config, schedule_config.cell_to_stage(stages)
+    validate(schedule, micro_batches, train, config.transport, config.pairs, cell_to_stage)
     return tuple(map(tuple, schedule))
 
 

@@ -50,7 +50,7 @@ def read_rows(path: Path) -> tuple[str, ...]:
         raise SettingError(f"the schedule {path} is empty; it needs a line of actions for each stage")
     try:
         schedule = parse_rows(rows)
-        validate(schedule, micro_batches_of(schedule), owners=owners_of(rows))
+        validate(schedule, micro_batches_of(schedule), cell_to_stage=cell_to_stage_of(rows))
     except SettingError as error:
         raise SettingError(f"the schedule {path} cannot run: {error}") from None
     return rows
@@ -59,39 +59,41 @@ def read_rows(path: Path) -> tuple[str, ...]:
 @lru_cache(maxsize=8)
 def parse_rows(rows: tuple[str, ...]) -> Schedule:
     """Returns the schedule of the rows of ``read_rows``; nobody may change it. Raises SettingError for what is no
-    action, and as ``owners_of`` does."""
-    placement = CellPlacement(len(rows), owners_of(rows))
+    action, and as ``cell_to_stage_of`` does."""
+    placement = CellPlacement(len(rows), cell_to_stage_of(rows))
     return [[Action(kind, i, placement.virtual_stage_of(cell)) for cell, kind, i in row] for row in _fields(rows)]
 
 
 @lru_cache(maxsize=8)
-def owners_of(rows: tuple[str, ...]) -> tuple[int, ...]:
+def cell_to_stage_of(rows: tuple[str, ...]) -> tuple[int, ...]:
     """Returns the stage of each cell, or nothing if cells go round by round, as ``CellPlacement`` has them.
 
     Raises SettingError when a cell has two stages or none, stages have unequal numbers of cells, or cell 0 is not on
     stage 0.
     """
-    owners: dict[int, int] = {}
+    cell_to_stage: dict[int, int] = {}
     for stage, row in enumerate(_fields(rows)):
         for cell in dict.fromkeys(cell for cell, _, _ in row):
-            if cell in owners:
+            if cell in cell_to_stage:
                 raise SettingError(
-                    f"cell {cell} is in lines {owners[cell] + 1} and {stage + 1}; a cell belongs to one stage"
+                    f"cell {cell} is in lines {cell_to_stage[cell] + 1} and {stage + 1}; a cell belongs to one stage"
                 )
-            owners[cell] = stage
-    if not owners:
+            cell_to_stage[cell] = stage
+    if not cell_to_stage:
         raise SettingError("there are no actions; every line needs some, such as 0F0")
-    cells = 1 + max(owners)
-    if cells > len(owners):
-        missing = next(cell for cell in range(cells) if cell not in owners)
+    cells = 1 + max(cell_to_stage)
+    if cells > len(cell_to_stage):
+        missing = next(cell for cell in range(cells) if cell not in cell_to_stage)
         raise SettingError(f"no line has cell {missing}, and there are cells up to {cells - 1}; leave none out")
-    counts = Counter(owners.values())
+    counts = Counter(cell_to_stage.values())
     if len({counts[stage] for stage in range(len(rows))}) > 1:
         each = ", ".join(str(counts[stage]) for stage in range(len(rows)))
         raise SettingError(f"the lines have {each} cells; every stage needs equally many, one at least")
-    if owners[0] != 0:
-        raise SettingError(f"cell 0 is in line {owners[0] + 1}; it must be in the first, so change the order of lines")
-    in_order = tuple(owners[cell] for cell in range(cells))
+    if cell_to_stage[0] != 0:
+        raise SettingError(
+            f"cell 0 is in line {cell_to_stage[0] + 1}; it must be in the first, so change the order of lines"
+        )
+    in_order = tuple(cell_to_stage[cell] for cell in range(cells))
     return () if in_order == tuple(cell % len(rows) for cell in range(cells)) else in_order
 
 

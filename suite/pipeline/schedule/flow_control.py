@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from suite.pipeline.model.topology import TransportName
 
 MAX_INFLIGHT_SENDS = 4
-"""The most unfinished sends of a cell to its two neighbours together, metadata included, and d - 1 more to a cell that
-is d cells away. Beyond that the cell waits for its oldest send, which bounds the memory of sent tensors. Neighbours
-receive in order and post ahead, so that send is almost always complete."""
+"""The most unfinished sends of a cell to its two neighbours together, metadata included. The target of a skip, d cells
+away, has a limit of its own, d - 1 higher. With more, the cell waits for its oldest send, which bounds the memory of
+sent tensors. It seldom waits long, because neighbours receive in order and post ahead."""
 
 
 @dataclass(frozen=True, slots=True)

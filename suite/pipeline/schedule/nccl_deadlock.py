@@ -45,14 +45,14 @@ def launched(
     schedule: Sequence[Sequence[Action]],
     flow: FlowControl,
     pairs: Collection[CellPair] = (),
-    owners: tuple[int, ...] = (),
+    cell_to_stage: tuple[int, ...] = (),
 ) -> Waits:
     """Returns the waits of a step, those of each stage in the order in which its host launches them.
 
     ``schedule`` has passed the other checks of ``suite.pipeline.schedule.validate``. ``pairs`` are the cells that
-    exchange messages, only neighbours if empty; ``owners`` are those of the cells, as ``CellPlacement`` has them.
+    exchange messages, only neighbours if empty; ``cell_to_stage`` as in ``CellPlacement``.
     """
-    placement, waits = CellPlacement(len(schedule), owners), Waits()
+    placement, waits = CellPlacement(len(schedule), cell_to_stage), Waits()
     neighbours = pairwise(range(len(schedule) * virtual_stages_of(schedule)))
     between = sorted({(a, b) for a, b in pairs or neighbours if placement.crosses(a, b)})
     for k, actions in enumerate(schedule):

@@ -51,14 +51,14 @@ class Playback:
         routes: Sequence[Route],
         flow: FlowControl = GLOO,
         limits_sends: bool = False,
-        owners: tuple[int, ...] = (),
+        cell_to_stage: tuple[int, ...] = (),
     ) -> None:
         """``seconds(stage, action)`` is the duration of an action. With ``limits_sends`` a stage also waits while more
         messages of its last cell than ``flow`` allows have no posted receive; the metadata, which goes first, counts
-        too. ``owners`` are those of the cells, as ``CellPlacement`` has them."""
-        self._schedule, self._placement, self._seconds = schedule, CellPlacement(len(schedule), owners), seconds
-        virtual_stages = range(virtual_stages_of(schedule))
-        self._cells = [[self._placement.cell_of(v, k) for v in virtual_stages] for k in range(len(schedule))]
+        too. ``cell_to_stage`` as in ``CellPlacement``."""
+        self._schedule, self._placement, self._seconds = schedule, CellPlacement(len(schedule), cell_to_stage), seconds
+        local_cells = range(virtual_stages_of(schedule))
+        self._cells = [[self._placement.cell_of(v, k) for v in local_cells] for k in range(len(schedule))]
         self._outputs, self._inputs = _message_queues(schedule, self._placement, routes, flow)
         self._max_inflight_sends = flow.max_inflight_sends if limits_sends else None
         self._sent = {
@@ -183,9 +183,9 @@ class _MessageQueue:
 def message_orders(schedule: Sequence[Sequence[Action]], placement: CellPlacement) -> dict[tuple[int, int], list[int]]:
     """Returns the micro-batches of all actions in order, by their direction and cell."""
     orders: dict[tuple[int, int], list[int]] = {}
-    virtual_stages = range(virtual_stages_of(schedule))
+    local_cells = range(virtual_stages_of(schedule))
     for k, actions in enumerate(schedule):
-        cells = [placement.cell_of(virtual_stage, k) for virtual_stage in virtual_stages]
+        cells = [placement.cell_of(virtual_stage, k) for virtual_stage in local_cells]
         for action in actions:
             orders.setdefault((action.direction, cells[action.virtual_stage]), []).append(action.micro_batch)
     return orders

@@ -3,9 +3,9 @@
     most graphs alive at once          0                      1 (the paper)          2                 M
     fill-drain of 4 micro-batches      R3 B3 R2 B2 R1 B1 ..   B3 R2 B2 R1 B1 ..      B3 B2 R1 B1 ..    B3 B2 B1 B0
 
-A graph is alive from the forward, or from the recompute, to the end of the backward. As many micro-batches as possible
-keep their graph while at most so many are alive at once, recomputed ones included; with 0 none does, and one recompute
-at a time is alive.
+A graph is alive from the forward, or from the recompute, to the end of the backward. At most so many graphs of a cell
+are alive at once, recomputed ones included. Within that limit as many micro-batches as possible keep the graph of their
+forward. With 0 none does; a recompute still makes one at a time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_LIVE_GRAPHS = {"always": 0, "except_last": 1, "never": UNLIMITED}
 
 
 def with_recomputes(actions: Sequence[Action], max_live_graphs: Sequence[int]) -> list[Action]:
-    """Returns a stage's actions with an ``R`` before each backward that needs one; ``max_live_graphs`` has one entry a
-    virtual stage."""
+    """Returns a stage's actions with an ``R`` before each backward that needs one; ``max_live_graphs`` has an entry for
+    each virtual stage."""
     kept = {
         (virtual_stage, i)
         for virtual_stage, max_graphs in enumerate(max_live_graphs)
@@ -41,9 +41,10 @@ def with_recomputes(actions: Sequence[Action], max_live_graphs: Sequence[int]) -
 def _kept_graphs(actions: Sequence[Action], virtual_stage: int, max_graphs: int) -> list[int]:
     """Returns the micro-batches of one cell whose graphs are kept.
 
-    Keeps as many as possible with at most ``max_graphs`` alive at once: the one with the earliest backward first, each
-    in the slot that became free last (interval scheduling on k machines, Faigle and Nawijn, 1995). Time is counted in
-    backwards done; each backward, with the recompute before it, needs one graph itself.
+    One graph is always that of the running backward; the other ``max_graphs`` - 1 are slots. In the order of backwards,
+    each micro-batch that finds a free slot keeps its graph, in the slot that became free last (interval scheduling on k
+    machines, Faigle and Nawijn, 1995). One whose backward is the next after its forward needs no slot. Time is counted
+    in backwards done.
     """
     forwards = [a.micro_batch for a in actions if a.virtual_stage == virtual_stage and a.kind == "F"]
     if max_graphs == 0 or max_graphs >= len(forwards):
@@ -56,7 +57,7 @@ def _kept_graphs(actions: Sequence[Action], virtual_stage: int, max_graphs: int)
         elif action.virtual_stage == virtual_stage and action.direction < 0:
             ends[action.micro_batch] = backwards
             backwards += 1
-    # one graph is that of the current backward; each other slot is occupied until its micro-batch's backward
+    # when each slot becomes free: after its micro-batch's backward
     slots = [0] * (max_graphs - 1)
     kept = []
     for i, end in ends.items():

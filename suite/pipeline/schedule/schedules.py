@@ -45,8 +45,8 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
 
 
 def interleaved(stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
-    """Returns interleaved 1F1B (Narayanan et al., 2021): a stage holds ``virtual_stages`` cells, cell v * K + k the
-    v-th of k.
+    """Returns interleaved 1F1B (Narayanan et al., 2021): each stage holds ``virtual_stages`` cells; the v-th cell of
+    stage k is cell v * K + k of the model.
 
         stage 0   F0   F1   F0.1 F1.1 F2   B0.1 F3   B1.1 F2.1 B0   F3.1 B1   .    B2.1 .    B3.1 B2   B3
         stage 1   .    F0   F1   F0.1 B0.1 F1.1 B1.1 F2   B0   F3   B1   F2.1 B2.1 F3.1 B3.1 B2   B3
@@ -70,8 +70,8 @@ def zero_bubble(stages: int, micro_batches: int, virtual_stages: int) -> Schedul
     In equal units of time a step of M >= 2K - 1 takes M (F + I + W) + (K - 1) F, which is optimal for schedules that
     begin at stage 0.
 
-    With several ``virtual_stages`` it is also interleaved. No stage's forwards run further ahead of its weight
-    gradients than those of stage 0 run ahead of its backwards:
+    With several ``virtual_stages`` it is also interleaved. On every stage forwards run at most as far ahead
+    of weight gradients as stage 0's forwards run ahead of its backwards:
 
         stage 0   F0   F1   F0.1 F1.1 F2   I0.1 W0.1 I1.1 F2.1 I0   I1   W1.1 W0   I2.1 W1   I2   W2.1 W2
         stage 1   .    F0   F1   F0.1 I0.1 F1.1 I1.1 F2   I0   I1   W0.1 F2.1 I2.1 W1.1 I2   W0   W1   W2.1 W2
@@ -80,8 +80,8 @@ def zero_bubble(stages: int, micro_batches: int, virtual_stages: int) -> Schedul
 
 
 def one_by_one(stages: int, micro_batches: int, virtual_stages: int, recomputes: bool) -> Schedule:
-    """Returns a schedule with one micro-batch at a time in the pipeline; no order of one cell a stage holds less. With
-    ``recomputes`` a stage also holds one graph at a time:
+    """Returns a schedule with one micro-batch at a time in the pipeline; no order of one cell per stage holds less.
+    With ``recomputes`` a stage also holds one graph at a time:
 
         stage 0   F0   .    F0.1 .    .    B0.1 R0   B0   F1   ..
         stage 1   .    F0   .    F0.1 B0.1 R0   B0   .    .    ..

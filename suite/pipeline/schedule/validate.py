@@ -1,6 +1,6 @@
 """Checks a schedule before it runs: each stage's order, the order of messages, and that there is no deadlock.
 
-Activations go from each cell to the next, gradients back; ``CellPlacement`` says which stage owns which cell.
+Activations go from each cell to the next, gradients back; ``CellPlacement`` says which stage has which cell.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def validate(
     train: bool = True,
     transport: TransportName = "gloo",
     pairs: Collection[CellPair] = (),
-    owners: tuple[int, ...] = (),
+    cell_to_stage: tuple[int, ...] = (),
 ) -> list[list[Span]]:
     """Plays a schedule as fast as its messages allow; returns the spans of each stage, each action one unit of time.
 
@@ -34,21 +34,21 @@ def validate(
     ``W``, once after it with at most one ``R`` between. Messages between two cells arrive in the order in which they
     were sent. No stage may wait forever: neither for a message nor, on gloo, because too many of its sends are in
     flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a cycle of waits (``nccl_deadlock``); for that ``pairs``
-    are the cells that exchange messages, only neighbours if empty; ``owners`` as ``CellPlacement`` has them.
+    are the cells that exchange messages, only neighbours if empty; ``cell_to_stage`` as in ``CellPlacement``.
 
     Raises SettingError with the faulty stage and action, with the timeline up to the deadlock, cut to at most
     DRAWN_STAGES by DRAWN_UNITS cells around it, or with the circle of waits on NCCL.
     """
     virtual_stages = virtual_stages_of(schedule)
     _check_each_stage(schedule, virtual_stages, micro_batches, train)
-    placement = CellPlacement(len(schedule), owners)
+    placement = CellPlacement(len(schedule), cell_to_stage)
     _check_message_order(schedule, virtual_stages, placement)
     routes = [Route(at, at + 1) for at in range(len(schedule) * virtual_stages - 1)]
     flow = flow_control(transport, len(schedule), virtual_stages)
-    playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, transport == "gloo", owners)
+    playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, transport == "gloo", cell_to_stage)
     if playback.stuck:
         raise SettingError(_deadlock(playback, flow.max_inflight_sends))
-    if transport == "nccl" and (circle := launched(schedule, flow, pairs, owners).circle()):
+    if transport == "nccl" and (circle := launched(schedule, flow, pairs, cell_to_stage).circle()):
         raise SettingError(
             "the schedule deadlocks on NCCL, where a message waits until both stages have come to it; let no stage run "
             f"so far ahead, or use pipeline.schedule=auto\n{draw_circle(circle)}"

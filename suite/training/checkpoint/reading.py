@@ -19,7 +19,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from suite.errors import CheckpointError, StorageError
-from suite.exchange import broadcast, gather
+from suite.exchange import all_gather, broadcast
 from suite.log import Log
 from suite.paths import hide_secrets
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest
@@ -280,7 +280,7 @@ def newest_valid(
             checkpoint.layers.update((layer, checkpoint.read(layer)) for layer in layers)
         except CheckpointError as error:
             fault, unanswered = str(error), isinstance(error, StorageError)
-        faults = gather([fault, unanswered])
+        faults = all_gather([fault, unanswered])
         if errors := sorted(line for line, is_unanswered in faults if is_unanswered):
             raise StorageError(errors[0])
         messages = sorted({line for line, _ in faults if line})

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from suite.errors import CheckpointError
-from suite.exchange import broadcast, gather
+from suite.exchange import all_gather, broadcast
 from suite.log import Log
 from suite.training.checkpoint.async_save import AsyncSave, ManifestJob, Snapshot, folder_of
 from suite.training.checkpoint.ownership import check_owner, claim
@@ -92,7 +92,7 @@ class Saver:
         """
         self.wait()
         self._check_failures()
-        fault = self._agree(step)
+        fault = self._check_ready(step)
         if fault:
             self._failed(step, fault)
             self._check_failures()
@@ -136,7 +136,7 @@ class Saver:
             self.save(step, units, best)
             self.wait()
 
-    def _agree(self, step: int) -> str:
+    def _check_ready(self, step: int) -> str:
         """Returns why a worker cannot start a save, empty if all can. All workers then have the same new save id."""
         fault = None
         if self._save is not None and not self._save.ends_within(self._deadline_s):
@@ -172,7 +172,7 @@ class Saver:
 
     def _gather(self, fault: str | None) -> str:
         """Returns the faults of all workers with their ranks; empty without faults."""
-        return "; ".join(filter(None, gather(self._with_rank(fault))))
+        return "; ".join(filter(None, all_gather(self._with_rank(fault))))
 
     def _with_rank(self, fault: str | None) -> str:
         return f"{self._coord}: {fault}" if fault else ""

@@ -10,7 +10,7 @@ from experiments.custom.layers import on_meta, tie_shared
 from experiments.custom.loss import SummedLoss
 from experiments.custom.spec_check import layers_of
 from launch.backends.processes import run_processes
-from suite.pipeline.model.microbatch import sizes
+from suite.pipeline.model.microbatch import even_split_sizes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import count_flops
 from suite.pipeline.runtime.skip import call
@@ -54,7 +54,11 @@ def reference(name):
     """Returns autograd's gradients of the model as its author wrote it, and its loss."""
     spec = make(name)
     inputs, targets = SpecBatches(spec, models.ROWS, seed=0).whole(0)
-    rows = sizes(models.ROWS, spec.micro_batches) if getattr(models, name) in models.BATCH_NORM else [models.ROWS]
+    rows = (
+        even_split_sizes(models.ROWS, spec.micro_batches)
+        if getattr(models, name) in models.BATCH_NORM
+        else [models.ROWS]
+    )
     loss, first = 0.0, 0
     for count in rows:
         part = slice(first, first + count)

@@ -14,7 +14,7 @@ from torch import nn
 from experiments.custom.layer_trial import trial_error
 from launch.backends.processes import run_processes
 from suite.pipeline.model.layers import materialize
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
@@ -113,7 +113,7 @@ def state_of_steps(rank, world, rendezvous, seeds, graphs):
         executor, *_ = build(RankCoord(rank, world, 1), model(seed), SquaredError(), ScheduleConfig("1f1b", (graphs,)))
         generator = torch.Generator().manual_seed(seed)
         x, y = (torch.randn(ROWS, WIDTH, generator=generator) for _ in range(2))
-        batch = MiniBatch(split([x], MICRO_BATCHES), split([y], MICRO_BATCHES), float(ROWS))
+        batch = ReplicaBatch(split([x], MICRO_BATCHES), split([y], MICRO_BATCHES), float(ROWS))
         for step in range(STEPS):
             executor.train(batch, step)
             executor.evaluate(batch)

@@ -36,10 +36,10 @@ def test_the_run_for_two_cores_is_not_shrunk() -> None:
 
 def test_a_run_whose_plan_may_choose_k_and_r_has_the_papers_sizes_where_some_fit() -> None:
     small, two = "train.batch_tokens=8192", Cluster(2, 80 * GIB, "gpu")
-    for settings, any_shape, scale in (
+    for settings, pipeline_auto, scale in (
         (small, True, "paper"), (f"{small} pipeline.replicas=8", True, "laptop"), (small, False, "laptop")
     ):  # fmt: skip
-        assert resolve("t12_400m", "auto", two, settings, any_shape)[0].scale == scale
+        assert resolve("t12_400m", "auto", two, settings, pipeline_auto)[0].scale == scale
     with pytest.raises(PlacementError, match="paper of t12_400m does not fit with any K, R and M: "):
         resolve("t12_400m", "paper", Cluster(1, GIB, "gpu"), small, True)
 

@@ -14,7 +14,7 @@ from experiments.registry import find
 from launch.backends import env_ranks
 from launch.backends.env_ranks import EnvBackend, RankLauncher, Ranks
 from launch.runs.store import RunFolder
-from launch.supervision.attempts import read_attempt_lines
+from launch.supervision.attempt_log import read_attempt_lines
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan

@@ -14,7 +14,7 @@ from launch.backends import ray_train
 from launch.backends.ray_train import RayTrainLauncher, root_cause
 from launch.storage_sync import data_transfer
 from launch.storage_sync.folder_delta import MARKER
-from suite.errors import BusyError, NeighbourLostError, WorkerDiedError, WorkerError
+from suite.errors import BusyError, PeerLostError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, place
 
 
@@ -33,7 +33,7 @@ class FakeAgents:
 def session(monkeypatch, tmp_path):
     """A session on two devices of one node, without a Ray."""
     monkeypatch.setattr(ray_train, "prepare_nodes", lambda *_: {})
-    monkeypatch.setattr(ray_train, "Agents", FakeAgents)
+    monkeypatch.setattr(ray_train, "AgentGroup", FakeAgents)
     monkeypatch.setattr(ray_train, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes = [Node("1", "a", 2, 2)]
     connection = SimpleNamespace(
@@ -51,7 +51,7 @@ def session(monkeypatch, tmp_path):
     )
 
     made.attempt, made.experiment, made.nodes = attempt, experiment, nodes
-    made.agents_are = lambda agents: monkeypatch.setattr(ray_train, "Agents", agents)
+    made.agents_are = lambda agents: monkeypatch.setattr(ray_train, "AgentGroup", agents)
     made.begin = lambda: made._agents_for(attempt, experiment)
     return made
 
@@ -154,7 +154,7 @@ class ActorDiedError(Exception):
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (NeighbourLostError("lost 1"), NeighbourLostError, "^lost 1$"),
+        (PeerLostError("lost 1"), PeerLostError, "^lost 1$"),
         (WorkerGroupError({1: ActorDiedError("a\nb")}), WorkerDiedError, "worker 1 .* its process ended"),
         (WorkerGroupError({2: ActorDiedError("a"), 1: KeyError("x\ny")}), WorkerDiedError, "worker 1 .* KeyError: "),
         (WorkerGroupError({}), WorkerError, "many lines of Ray's own"),

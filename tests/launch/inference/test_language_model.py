@@ -17,9 +17,9 @@ import suite
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from launch.backends.processes import ProcessLauncher
+from launch.inference.decoding_methods import Request
 from launch.inference.export import export
 from launch.inference.generate import continuations, find_language_model_run
-from launch.inference.methods import Request
 from launch.inference.model_text import load_data
 from launch.runs.store import find_run, named_run
 from launch.train.summary import describe_scores

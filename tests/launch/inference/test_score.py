@@ -24,9 +24,9 @@ from launch.inference import decode as decoding
 from launch.inference import export as exporting
 from launch.inference import translate as translating
 from launch.inference.decode import DecodeOutput, find_text_run, stages_of
+from launch.inference.decoding_methods import BeamSearch
 from launch.inference.export import export
 from launch.inference.held_out_samples import described, translate_held_out
-from launch.inference.methods import BeamSearch
 from launch.inference.model_text import load_data, source_of
 from launch.inference.score import _print_scores, directions, score_run, scored_rows
 from launch.inference.translate import lines_of, translate

@@ -9,7 +9,7 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.fewer_devices import shrunk_to
 from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.registry import find
-from launch.supervision.attempts import Attempts
+from launch.supervision.attempt_log import AttemptLog
 from launch.supervision.failure import Cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
@@ -19,7 +19,7 @@ from suite.training.jsonl import read_lines
 
 KILLED = Cause("death", "killed", "SIGKILL", 0, 1, 17, "B3")
 BUG = Cause("program", "a bug", "ZeroDivisionError", 0, 1, 17, "F2")
-STALL = Cause("stall", "lost the connection", "NeighbourLostError")
+STALL = Cause("stall", "lost the connection", "PeerLostError")
 NO_START = Cause("start", "no room", "WorkerError")
 LOST = Cause("node", "its node is lost", "gone", 0, 1, 17, "B3")
 
@@ -57,13 +57,13 @@ def test_reasons_to_stop(causes, new, restarts, reason):
 def test_attempts_are_numbered_across_resumes(tmp_path):
     experiment = find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu"))
     path = tmp_path / "attempts.jsonl"
-    attempts = Attempts(path)
+    attempts = AttemptLog(path)
     assert attempts.begin(experiment) == 1
     plan = RunPlan((1,), ScheduleConfig())
     attempts.end(1, Watchdog(Attempt(tmp_path, tmp_path, 1), experiment, plan), "failed", KILLED)
     assert attempts.begin(experiment) == 2  # and its driver was killed
     path.write_text(path.read_text() + '{"attempt": 3, "beg')  # while it wrote this
-    later = Attempts(path)
+    later = AttemptLog(path)
     assert later.begin(experiment) == 3
     later.recovered(3, 1.5)
     assert [line["attempt"] for line in read_lines(path)] == [1, 1, 2, 3, 3]

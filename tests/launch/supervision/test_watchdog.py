@@ -124,7 +124,7 @@ def test_a_wait_does_not_count_as_work_when_it_is_over():
         assert status.waiting == "the gradients"
     assert status.elapsed_s < 1
     status.began_s -= 20
-    status.deadline.ended_s = time.monotonic()  # that of a message
+    status.message_timeout.ended_s = time.monotonic()  # that of a message
     assert status.elapsed_s < 1
     with pytest.raises(KeyError), status.waiting_for("the gradients"):
         raise KeyError

@@ -24,7 +24,7 @@ from torch import nn
 
 from experiments.base.experiment import Experiment
 from experiments.base.workload import cost_key
-from suite.pipeline.model.microbatch import MiniBatch, replica_share
+from suite.pipeline.model.microbatch import ReplicaBatch, replica_share
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
 from suite.training.validation import Criterion
@@ -104,12 +104,12 @@ class Source:
     coord: Any
     is_thread_safe, has_held_out = True, False
 
-    def batch(self, step: int) -> MiniBatch:
+    def batch(self, step: int) -> ReplicaBatch:
         count, pipeline = self.experiment.batch, self.experiment.pipeline
         rows = torch.rand(count, WIDTH, generator=torch.Generator().manual_seed(step))
         sizes, share = replica_share(count, self.coord.replica, pipeline.replicas, pipeline.micro_batches)
         own = rows.split(sizes)[share]
-        return MiniBatch([(part,) for part in own], [(part.square(),) for part in own], float(count), share.start)
+        return ReplicaBatch([(part,) for part in own], [(part.square(),) for part in own], float(count), share.start)
 
     def notes(self) -> dict[str, Any]:
         return {}
@@ -152,11 +152,13 @@ def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> N
     printed = gpipe_at_once(
         tmp_path,
         ("list",),
+        ("settings",),
         ("experiment", "squares", *local, "pipeline.stages=2"),
         ("resume", "squares", *local, "train.steps=8 pipeline.stages=1 pipeline.replicas=2"),
         PYTHONPATH=f"{tmp_path}:{ROOT}",
         WANDB_MODE="disabled",
     )
     assert "squares (squares): Squares of random numbers." in printed
+    assert "Task `squares` alone" in printed
     assert "done: 6 steps, 48 rows" in printed
     assert "done: 8 steps, 64 rows" in printed

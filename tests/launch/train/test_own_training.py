@@ -90,7 +90,7 @@ def test_each_metric_has_its_name_and_the_function_sees_every_line(run):
 def test_a_run_with_pipeline_auto_has_the_fastest_plan_and_keeps_what_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = train("noted", "pipeline=auto pipeline.stages=1")
-    chosen, planned = read_experiment_file(run.experiment).pipeline, read_json(run.plan_record)
+    chosen, planned = read_experiment_file(run.experiment).pipeline, read_json(run.plan_json)
     assert chosen.stages == 1
     assert (planned["K"], planned["R"], planned["M"]) == (1, chosen.replicas, chosen.micro_batches)
     assert "pipeline.stages 2 -> 1" in read_experiment_file(run.experiment).shrunk

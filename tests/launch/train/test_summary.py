@@ -60,7 +60,7 @@ def stretched(timeline, **factors):
     ],
 )
 def test_the_summary_names_the_part_that_differs_most_from_the_plan(measured, step_s, said):
-    planned = SimpleNamespace(step_s=6.5, kind="simulated", plan=SimpleNamespace(timeline=STEP, owners=()))
+    planned = SimpleNamespace(step_s=6.5, kind="simulated", plan=SimpleNamespace(timeline=STEP, cell_to_stage=()))
     (line,) = describe_step(planned, [measured], [{STEP_S: 99.0}, {STEP_S: 99.0}, {STEP_S: step_s}])
     assert said in line
     assert line.startswith(f"step: {step_s:.2f} s measured (median), 6.50 s simulated")
@@ -69,6 +69,6 @@ def test_the_summary_names_the_part_that_differs_most_from_the_plan(measured, st
 
 
 def test_without_a_trace_nothing_is_compared_with_the_plan():
-    planned = SimpleNamespace(step_s=6.5, kind="simulated", plan=SimpleNamespace(timeline=STEP, owners=()))
+    planned = SimpleNamespace(step_s=6.5, kind="simulated", plan=SimpleNamespace(timeline=STEP, cell_to_stage=()))
     assert describe_step(planned, [], [{STEP_S: 7.0}] * 5) == []
     assert describe_step(planned, [STEP], [{STEP_S: 7.0}] * 2) == []

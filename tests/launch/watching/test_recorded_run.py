@@ -118,7 +118,7 @@ def test_the_run_wrote_its_page_by_itself_and_it_needs_no_other_file(watched):
 def test_the_page_says_how_the_run_went(watched):
     run = watched[0]
     page = run.report.read_text()
-    record, plan = (json.loads(path.read_text()) for path in (run.record, run.plan_record))
+    record, plan = (json.loads(path.read_text()) for path in (run.record, run.plan_json))
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
     assert (facts["state"], facts["step"], facts["K x R, M"]) == ("finished", "6 of 6", "2 x 1, 3")
     assert facts["loss"] == f"{record['loss_last']:.4f}"

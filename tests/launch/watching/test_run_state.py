@@ -13,7 +13,7 @@ import pytest
 
 from experiments.registry import find
 from launch.runs.store import RunFolder, is_locked, run_lock
-from launch.supervision.attempts import Attempts
+from launch.supervision.attempt_log import AttemptLog
 from launch.supervision.failure import Cause
 from launch.watching.run_state import read_state
 from launch.worker.heartbeat import HeartbeatWriter, write_heartbeats
@@ -34,7 +34,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def attempts(run):
-    return Attempts(run.attempts)
+    return AttemptLog(run.attempts)
 
 
 def begin(attempts):
@@ -79,10 +79,10 @@ def test_an_interrupted_run(run, attempts):
 def test_a_run_whose_driver_was_killed_is_interrupted(run):
     code = (
         "import sys, time; from pathlib import Path; from experiments.registry import find\n"
-        "from launch.runs.store import RunFolder, run_lock; from launch.supervision.attempts import Attempts\n"
+        "from launch.runs.store import RunFolder, run_lock; from launch.supervision.attempt_log import AttemptLog\n"
         "run = RunFolder(Path(sys.argv[1]))\n"
         "with run_lock(run.path):\n"
-        "    Attempts(run.attempts).begin(find('t12_400m')); print('begun', flush=True); time.sleep(100)"
+        "    AttemptLog(run.attempts).begin(find('t12_400m')); print('begun', flush=True); time.sleep(100)"
     )
     root = Path(__file__).parents[3]
     driver = subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE, text=True, cwd=root)

@@ -13,11 +13,11 @@ from suite.errors import RunFileError
 def test_drafts_come_before_the_runs_records_and_those_of_fewer_devices_before_both(tmp_path):
     attempt = Attempt(tmp_path, tmp_path / "data", 2)
     run = attempt.run
-    assert attempt.records == (run.experiment, run.plan_record)
+    assert attempt.input_files == (run.experiment, run.plan_json)
     draft_of(run.experiment).touch()
-    draft_of(run.plan_record).touch()
-    assert attempt.records == (tmp_path / "experiment.draft", tmp_path / "plan.draft")
-    assert replace(attempt, shrunk=True).records == (tmp_path / "shrunk.toml", tmp_path / "shrunk.json")
+    draft_of(run.plan_json).touch()
+    assert attempt.input_files == (tmp_path / "experiment.draft", tmp_path / "plan.draft")
+    assert replace(attempt, shrunk=True).input_files == (tmp_path / "shrunk.toml", tmp_path / "shrunk.json")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": ["x"]}', json.dumps({"cells": [1]})])

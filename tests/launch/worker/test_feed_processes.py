@@ -21,7 +21,7 @@ from launch.worker.feed_processes import FeedProcesses, FlatBatch, feed_process_
 from launch.worker.prefetch import Prefetcher
 from suite.data.text.prepare import folder_of, prepare
 from suite.errors import DataError, ProgramError, SettingError
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.training.metrics import read_steps
 from tests.launch.records import write_records
@@ -58,7 +58,7 @@ def experiment_with(settings, cache):
     return experiment, folder_of(experiment.text, cache)
 
 
-def assert_same(one: MiniBatch, other: MiniBatch):
+def assert_same(one: ReplicaBatch, other: ReplicaBatch):
     assert (one.divisor, one.offset, one.rows, one.groups) == (other.divisor, other.offset, other.rows, other.groups)
     for mine, theirs in zip((*one.inputs, *one.targets), (*other.inputs, *other.targets), strict=True):
         assert len(mine) == len(theirs)
@@ -227,7 +227,7 @@ def test_shared_memory_that_is_too_small_is_named(cache, tmp_path):
 def test_a_flat_batch_is_the_batch_in_one_tensor_of_each_dtype(monkeypatch):
     inputs = [(torch.randn(2, 3), torch.arange(4).view(2, 2)), (torch.randn(5, 3)[::2], torch.arange(3).view(3, 1))]
     targets = [(torch.tensor([True, False]),), (torch.zeros(3, 0, dtype=torch.bool),)]
-    batch = MiniBatch(inputs, targets, 7.5, 3, 5, [("de", 2.0)])
+    batch = ReplicaBatch(inputs, targets, 7.5, 3, 5, [("de", 2.0)])
     flat = FlatBatch.of(batch)
     assert {dtype: tensor.shape for dtype, tensor in flat.flat.items()} == {
         torch.float32: (15,), torch.int64: (7,), torch.bool: (2,),
@@ -239,7 +239,7 @@ def test_a_flat_batch_is_the_batch_in_one_tensor_of_each_dtype(monkeypatch):
     assert_same(copied, batch)
     blocks = {tensor.untyped_storage().data_ptr() for tensor in pinned}
     assert {t.untyped_storage().data_ptr() for part in (*copied.inputs, *copied.targets) for t in part} == blocks
-    nothing = MiniBatch([], [], 3.0, 2)
+    nothing = ReplicaBatch([], [], 3.0, 2)
     assert_same(FlatBatch.of(nothing).unpack(), nothing)
 
 

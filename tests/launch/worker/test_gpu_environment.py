@@ -41,7 +41,7 @@ def test_kernels_are_loaded_at_the_start_and_streams_have_queues_unless_the_user
         (
             None,
             15,
-            "34 CUDA streams, two for each of its 15 links.*fewer cells a stage .* or fewer skips",
+            "34 CUDA streams, two for each of its 15 links.*fewer cells per stage .* or fewer skips",
         ),
     ],
 )

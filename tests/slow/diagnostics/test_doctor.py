@@ -21,7 +21,7 @@ from launch.diagnostics import command as doctor
 from launch.diagnostics import link_benchmark, link_report
 from launch.diagnostics.probes import RayProbes
 from launch.ray_nodes import start_on
-from tests.slow.planted import ROOT, Hosts, missing
+from tests.slow.doctor_hosts import ROOT, Hosts, missing
 
 PATIENCE_S = 40.0
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from launch.inference.methods import ForcedScoring
+from launch.inference.decoding_methods import ForcedScoring
 from suite.decoding.decode import Decoder
 from suite.decoding.forced import ForcedDecoding
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer

@@ -6,15 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from launch.worker.engine import PartitionedModel, make_executor, make_links, make_stage_optimizer
+from launch.worker.build import PartitionedModel, make_executor, make_links, make_stage_optimizer
 from suite.pipeline.model.layers import materialize, ties_of
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime.executor import Executor
-from suite.pipeline.runtime.p2p import Deadline
+from suite.pipeline.runtime.p2p import MessageTimeout
 from suite.pipeline.runtime.skip import call, communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Engine:
-    """What ``launch.worker.engine`` makes of one worker."""
+    """What ``launch.worker.build`` makes of one worker."""
 
     executor: Executor
     optimizer: StageOptimizer
@@ -55,7 +55,7 @@ def build(
     loss: nn.Module,
     schedule_config,
     seed: int = 7,
-    deadline: float = 60.0,
+    timeout_s: float = 60.0,
     cells=None,
     precision: str = "fp32",
 ):
@@ -66,38 +66,38 @@ def build(
         else ScheduleConfig("fill_drain", (MAX_LIVE_GRAPHS[schedule_config],))
     )
     count = coord.stages * schedule_config.virtual_stages
-    coord = replace(coord, owners=schedule_config.owners(coord.stages))
+    coord = replace(coord, cell_to_stage=schedule_config.cell_to_stage(coord.stages))
     cells = cells or cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
-    groups = make_groups(coord, deadline, communicating_pairs(find_skips(layers), cells, coord.placement))
+    groups = make_groups(coord, timeout_s, communicating_pairs(find_skips(layers), cells, coord.placement))
     mine, loss = coord.placement.on_stage(coord.stage, cells), loss if coord.is_last else None
     stage = Stage(layers, mine, loss, CPU, precision, seed, schedule_config.defers_weight_grads)
     model = PartitionedModel(layers, loss, cells, schedule_config)
-    ways = make_links(coord, model, groups, CPU, Deadline(deadline))
+    ways = make_links(coord, model, groups, CPU, MessageTimeout(timeout_s))
     named = stage.named_parameters()
-    ties = TiedParameters(find_ties(layers, cells, coord.placement), coord, named, deadline)
-    ties.broadcast_owner()
+    ties = TiedParameters(find_ties(layers, cells, coord.placement), coord, named, timeout_s)
+    ties.broadcast_first_copy()
     return Executor(coord, stage, ways, schedule_config), ties, named, groups
 
 
-def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None) -> MiniBatch:
+def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None) -> ReplicaBatch:
     """Cuts a mini-batch into R*M micro-batches, or ``total``, and returns one replica's: M, or what is left of them."""
     total = total or micro_batches * replicas
     inputs, targets = split([tensors], total), split([labels], total)
     mine = slice(replica * micro_batches, (replica + 1) * micro_batches)
-    return MiniBatch(inputs[mine], targets[mine], float((labels != 0).sum()), replica * micro_batches)
+    return ReplicaBatch(inputs[mine], targets[mine], float((labels != 0).sum()), replica * micro_batches)
 
 
 def whole(layers: list[nn.Module], seed: int = 7) -> list[nn.Module]:
     """Returns the model's layers as they begin, tied parameters truly shared."""
     made = [materialize(layer, initial_seed(seed, index), CPU) for index, layer in enumerate(layers)]
-    owners: dict[str, nn.Parameter] = {}
+    copies: dict[str, nn.Parameter] = {}
     for layer in made:
         for name, tie in ties_of(layer).items():
             module, _, attribute = name.rpartition(".")
             holder = layer.get_submodule(module)
-            if tie in owners:
-                setattr(holder, attribute, owners[tie])
-            owners.setdefault(tie, getattr(holder, attribute))
+            if tie in copies:
+                setattr(holder, attribute, copies[tie])
+            copies.setdefault(tie, getattr(holder, attribute))
     return made
 
 
@@ -110,10 +110,10 @@ def run(made: list[nn.Module], inputs, step: int, micro_batch: int, seed: int = 
     return tensors
 
 
-def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: MiniBatch, step: int, seed: int = 7):
+def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: ReplicaBatch, step: int, seed: int = 7):
     """The same model as one module with truly shared parameters, differentiated as a whole by autograd.
 
-    Returns (objective, {(layer, name): gradient}) for owned parameters.
+    Returns (objective, {(layer, name): gradient}) for first copies.
     """
     made = whole(layers, seed)
     total = torch.zeros((), dtype=next(made[-1].parameters()).dtype)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import SettingError
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.schedule.config import WITH_VIRTUAL_STAGES, ScheduleConfig
-from suite.pipeline.schedule.csv_file import owners_of, parse_rows
+from suite.pipeline.schedule.csv_file import cell_to_stage_of, parse_rows
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.validate import validate
 
@@ -50,12 +50,14 @@ class Pipeline:
             made[at].get_parameter(parameter).requires_grad_(False)
         return made
 
-    def batch(self) -> MiniBatch:
+    def batch(self) -> ReplicaBatch:
         """Returns the mini-batch, the last micro-batch smaller where they do not come out even."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = self.examples, WIDTH
         inputs, wanted = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-        return MiniBatch(split([inputs], self.micro_batches), split([wanted], self.micro_batches), float(self.examples))
+        return ReplicaBatch(
+            split([inputs], self.micro_batches), split([wanted], self.micro_batches), float(self.examples)
+        )
 
 
 def name(skip: tuple[int, int, str]) -> str:
@@ -115,14 +117,14 @@ def draw_pipeline(seed: int, stages: int) -> Pipeline:
     cells = tuple(end - begin for begin, end in itertools.pairwise(cuts))
     examples = dice.randint(1, 9)
     micro_batches = dice.randint(1, min(examples, 7))
-    rows = draw_rows(dice, draw_owners(dice, stages, virtual_stages), micro_batches) if schedule == "csv" else ()
+    rows = draw_rows(dice, draw_cell_to_stage(dice, stages, virtual_stages), micro_batches) if schedule == "csv" else ()
     schedule_config = ScheduleConfig(schedule, graphs, virtual_stages, rows)  # type: ignore[arg-type]
     two = [at for at in range(layers - 1) if dice.random() < 0.4]  # the last one ends with the loss
     seconds = tuple((at, dice.choice(SECOND)) for at in two)
     return Pipeline(seed, stages, schedule_config, cells, skips, frozen, examples, micro_batches, seconds)
 
 
-def draw_owners(dice: random.Random, stages: int, virtual_stages: int) -> tuple[int, ...]:
+def draw_cell_to_stage(dice: random.Random, stages: int, virtual_stages: int) -> tuple[int, ...]:
     """Returns the stage of each cell: any that gives each stage equally many, the first cell to stage 0."""
     rest = list(range(stages)) * virtual_stages
     rest.remove(0)
@@ -130,10 +132,10 @@ def draw_owners(dice: random.Random, stages: int, virtual_stages: int) -> tuple[
     return (0, *rest)
 
 
-def draw_rows(dice: random.Random, owners: tuple[int, ...], micro_batches: int) -> tuple[str, ...]:
+def draw_rows(dice: random.Random, cell_to_stage: tuple[int, ...], micro_batches: int) -> tuple[str, ...]:
     """Returns a schedule as a file has it, in which some backwards are split: I where B was, W anywhere after it."""
     while True:
-        rows = _draw_order(dice, owners, micro_batches)
+        rows = _draw_order(dice, cell_to_stage, micro_batches)
         for row in rows:
             for action in [action for action in row if "B" in action]:
                 if dice.random() < 0.5:
@@ -142,21 +144,21 @@ def draw_rows(dice: random.Random, owners: tuple[int, ...], micro_batches: int) 
                     row.insert(dice.randint(at + 1, len(row)), action.replace("B", "W"))
         texts = tuple(map(" ".join, rows))
         with suppress(SettingError):  # too many messages in flight
-            validate(parse_rows(texts), micro_batches, owners=owners_of(texts))
+            validate(parse_rows(texts), micro_batches, cell_to_stage=cell_to_stage_of(texts))
             return texts
 
 
-def _draw_order(dice: random.Random, owners: tuple[int, ...], micro_batches: int) -> list[list[str]]:
+def _draw_order(dice: random.Random, cell_to_stage: tuple[int, ...], micro_batches: int) -> list[list[str]]:
     """Returns each stage's part of a random order of all actions, in which no action waits for a later one."""
-    cells = range(len(owners))
+    cells = range(len(cell_to_stage))
     path = [(cell, "F") for cell in cells] + [(cell, "B") for cell in reversed(cells)]
     done = [0] * micro_batches
-    rows: list[list[str]] = [[] for _ in range(1 + max(owners))]
+    rows: list[list[str]] = [[] for _ in range(1 + max(cell_to_stage))]
     while min(done) < len(path):
         first = dice.random() < 0.5  # else any that may go on; none overtakes the one before it
         may = [i for i, at in enumerate(done) if at < len(path) and (i == 0 or done[i - 1] > at)]
         i = may[0] if first else dice.choice(may)
         cell, kind = path[done[i]]
-        rows[owners[cell]].append(f"{cell}{kind}{i}")
+        rows[cell_to_stage[cell]].append(f"{cell}{kind}{i}")
         done[i] += 1
     return rows

@@ -22,6 +22,6 @@ def cell_memory(sizes, begin, end):
     return sizes.in_partition([cell for cell in cells if cell], 1 if begin else 0)
 
 
-def validate(schedule, micro_batches, train=True, owners=()):
+def validate(schedule, micro_batches, train=True, cell_to_stage=()):
     """Validates a schedule; returns a text for each stage and unit of time."""
-    return texts_by_unit(validated_rows(schedule, micro_batches, train, owners=owners))
+    return texts_by_unit(validated_rows(schedule, micro_batches, train, cell_to_stage=cell_to_stage))

@@ -49,7 +49,7 @@ class Middle(Block):
 
     def reset_parameters(self):
         super().reset_parameters()
-        nn.init.zeros_(self.table)  # the owner's values must win
+        nn.init.zeros_(self.table)  # the first copy's values must win
 
     def forward(self, x: Tensor, ids: Tensor, mask: Tensor, idle: Tensor):
         return super().forward(x + F.embedding(ids, self.table).cumsum(1), ids, mask, idle)

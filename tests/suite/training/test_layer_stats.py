@@ -40,7 +40,7 @@ class Dropped(nn.Linear):
 
 def change_of(make_layer, x, update, precision, path, monkeypatch):
     """Returns the recorded change by ``update(stage)``, for the input x."""
-    monkeypatch.setattr(layer_stats, "gather", lambda values: [values])
+    monkeypatch.setattr(layer_stats, "all_gather", lambda values: [values])
     with torch.device("meta"):
         layers = [make_layer()]
     stage = Stage(layers, [range(1)], None, torch.device("cpu"), precision, seed=0)

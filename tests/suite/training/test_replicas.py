@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from launch.backends.processes import run_processes
-from launch.worker.engine import PartitionedModel
+from launch.worker.build import PartitionedModel
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime import gradient_reducer
@@ -50,7 +50,7 @@ def averaged(rank: int, world: int, rendezvous: str):
     for schedule_config in RECIPES:
         executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
         gradient_reducer.BUCKET_BYTES = SMALL
-        both = GradientReducer(list(named.values()), ties.parameters(), groups.replicas)
+        both = GradientReducer(list(named.values()), ties.parameters(), groups.data_parallel)
         for total in MICRO_BATCHES:
             whole, batch = shares(coord, total)
             early, late = (_averaged(executor, ties, named, both, batch, during) for during in (True, False))
@@ -68,7 +68,7 @@ def _averaged(executor, ties, named, both, batch, during):
         parameter.grad = None
     executor.reducer = both if during else None
     executor.train(batch, 3)
-    both.flush()
+    both.start_remaining()
     ties.sum_gradients()
     both.finish()
     return {key: parameter.grad.clone() for key, parameter in named.items()}
@@ -78,7 +78,7 @@ def departures(executor, ties, named, groups, batch):
     """Returns (action, whether the stage's first weight had no gradient yet) of each departure in a step of one
     micro-batch, and how many parameters are untied."""
     gradient_reducer.BUCKET_BYTES = 1
-    executor.reducer = GradientReducer(list(named.values()), ties.parameters(), groups.replicas)
+    executor.reducer = GradientReducer(list(named.values()), ties.parameters(), groups.data_parallel)
     first, seen, begin = next(p for (_, name), p in named.items() if name == "mix.weight"), [], dist.all_reduce
     for parameter in named.values():
         parameter.grad = None
@@ -140,13 +140,13 @@ def three_replicas(rank: int, world: int, rendezvous: str):
     replica in a step, and the size of the shards."""
     join(rank, world, rendezvous)
     gradient_reducer.BUCKET_BYTES = SMALL
-    coord, layers, reduce, owned = RankCoord(rank, 1, 3), toy_layers(), dist.reduce, [0] * 3
+    coord, layers, reduce, reduced = RankCoord(rank, 1, 3), toy_layers(), dist.reduce, [0] * 3
     model = PartitionedModel(layers, SumLoss(), [range(len(layers))], ScheduleConfig("fill_drain", (1,)))
     engine = assemble(coord, model, OptimizerSettings())
     whole, batch = shares(coord, 5)
 
     def counting(tensor, *, group_dst, **others):
-        owned[group_dst] += tensor.numel()
+        reduced[group_dst] += tensor.numel()
         return reduce(tensor, group_dst=group_dst, **others)
 
     dist.reduce = counting
@@ -154,14 +154,14 @@ def three_replicas(rank: int, world: int, rendezvous: str):
     engine.optimizer.finish_reduction()
     found = {key: engine.optimizer.gradient(key).clone() for key in engine.executor.stage.named_parameters()}
     ((_, size), *_) = engine.optimizer._state.shards().places.values()
-    return off(found, unpartitioned(layers, SumLoss(), whole, 3)[1]), owned, size
+    return off(found, unpartitioned(layers, SumLoss(), whole, 3)[1]), reduced, size
 
 
 def test_each_value_is_reduced_once_to_the_replica_that_owns_it():
     values = sum(parameters_of(layer) for layer in toy_layers())
-    for difference, owned, size in run_processes(three_replicas, 3):
+    for difference, reduced, size in run_processes(three_replicas, 3):
         assert difference <= 1e-6
-        assert owned == [size, size, values - 2 * size]
+        assert reduced == [size, size, values - 2 * size]
 
 
 def update(rank: int, world: int, rendezvous: str):

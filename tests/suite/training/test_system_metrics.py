@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.p2p import Deadline, wait
+from suite.pipeline.runtime.p2p import MessageTimeout, wait
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.training import system_metrics
 from suite.training.jsonl import read_lines
@@ -23,7 +23,7 @@ class Work:
 
 
 def gauged(folder, rank, attempt=1, status=None):
-    return SystemMetrics(folder, RankCoord(rank, 2, 1), attempt, status or WorkerStatus(Deadline(1.0)), CPU)
+    return SystemMetrics(folder, RankCoord(rank, 2, 1), attempt, status or WorkerStatus(MessageTimeout(1.0)), CPU)
 
 
 def test_the_speaker_reads_what_all_stages_of_its_attempt_noted_last(tmp_path):
@@ -52,22 +52,22 @@ def test_the_speaker_reads_what_all_stages_of_its_attempt_noted_last(tmp_path):
 
 def test_lines_say_after_which_step_and_go_when_the_run_goes_back(tmp_path):
     for start, steps in ((None, 6), (3, 1)):
-        status = WorkerStatus(Deadline(1.0), first_step=start)
+        status = WorkerStatus(MessageTimeout(1.0), first_step=start)
         with gauged(tmp_path, 0, status=status):
             status.steps_done = steps
     assert [line["step"] for line in read_lines(path_of(tmp_path, 0, 0))] == [4]
 
 
 def test_waits_are_counted_also_the_present_one(tmp_path):
-    status = WorkerStatus(Deadline(1.0))
+    status = WorkerStatus(MessageTimeout(1.0))
     with gauged(tmp_path, 0, status=status):
         begin = time.monotonic()
-        wait(Work(), status.deadline, "a message", CPU)
-        assert 0.05 <= status.deadline.total_waited_s() <= time.monotonic() - begin
-        before = status.deadline.waited_s
-        status.deadline.began_s, status.deadline.waiting_for = time.monotonic(), "another"
+        wait(Work(), status.message_timeout, "a message", CPU)
+        assert 0.05 <= status.message_timeout.total_waited_s() <= time.monotonic() - begin
+        before = status.message_timeout.waited_s
+        status.message_timeout.began_s, status.message_timeout.waiting_for = time.monotonic(), "another"
         time.sleep(0.01)
-        assert status.deadline.total_waited_s() >= before + 0.01
+        assert status.message_timeout.total_waited_s() >= before + 0.01
     (line,) = read_lines(path_of(tmp_path, 0, 0))
     assert 0 < line["waiting_percent"] <= 100
 

@@ -11,7 +11,7 @@ from suite.data.text.splitting import TRAIN, VALID
 from suite.data.text.subset import chosen_pairs
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
-from suite.pipeline.model.microbatch import sizes
+from suite.pipeline.model.microbatch import even_split_sizes
 from suite.settings import TextSettings
 
 TOGETHER = 1024
@@ -33,7 +33,7 @@ def training_pairs(data: TextData, text: TextSettings, tokens: int, step: int, s
         data.sizes[TRAIN], text.temperature, seed, data.drawn(text.languages), chosen_pairs(data, text, seed)
     )
     draws, pairs, labels = sampler.draws(step, tokens), [], 0
-    for language, row, english in zip(draws.languages, draws.rows, draws.from_english, strict=True):
+    for language, row, english in zip(draws.languages, draws.pair_indices, draws.from_english, strict=True):
         pairs.append(_pair(data, TRAIN, int(row), int(language), english))
         labels += len(pairs[-1][1])
         if labels >= tokens:
@@ -74,7 +74,7 @@ def pack(lengths: list[tuple[int, int]], rows: int) -> list[list[int]]:
     order = sorted(range(len(lengths)), key=lambda pair: (-max(lengths[pair]), -sum(lengths[pair]), pair))
     groups = max(1, min(rows, len(order) // TOGETHER))
     packed = []
-    for group, count in enumerate(sizes(min(rows, len(order)), groups)):
+    for group, count in enumerate(even_split_sizes(min(rows, len(order)), groups)):
         own, filled = [[] for _ in range(count)], [(0, 0)] * count
         for pair in order[group::groups]:
             after = [(source + lengths[pair][0], target + lengths[pair][1]) for source, target in filled]
@@ -97,7 +97,7 @@ def _cut(pairs: list[Pair], parts: int, labels: int, max_length: int) -> list[li
     packed = pack([(len(source), len(target)) for source, target in pairs], parts * rows_of_a_part)
     rows = [tuple(list(chain.from_iterable(pairs[at][side] for at in row)) for side in (0, 1)) for row in packed]
     left = iter(sorted(rows, key=_order))
-    return [list(islice(left, size)) for size in reversed(sizes(len(rows), parts))]
+    return [list(islice(left, size)) for size in reversed(even_split_sizes(len(rows), parts))]
 
 
 def _order(row: Pair) -> tuple[int, ...]:

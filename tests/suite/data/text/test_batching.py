@@ -14,7 +14,7 @@ from suite.data.text.prepare import folder_of
 from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, PAD_ID
 from suite.errors import DataError, SettingError
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.settings import TextSettings, TrainSettings
 from tests.suite.data.text import reference_batches as reference
 
@@ -26,7 +26,7 @@ def batches(
     return TranslationBatches(data, settings, train, replicas, micro_batches)
 
 
-def tensors(parts: list[MiniBatch]) -> list[Tensor]:
+def tensors(parts: list[ReplicaBatch]) -> list[Tensor]:
     pairs = (pair for part in parts for pair in zip(part.inputs, part.targets, strict=True))
     return [tensor for inputs, targets in pairs for tensor in (*inputs, *targets)]
 
@@ -42,7 +42,7 @@ def sentences(ids: list[int]) -> list[list[int]]:
     return found[:-1] if not found[-1] else found
 
 
-def pairs_of(part: MiniBatch) -> list[tuple[list[int], list[int]]]:
+def pairs_of(part: ReplicaBatch) -> list[tuple[list[int], list[int]]]:
     """Returns the source and the labels of each pair of a mini-batch."""
     return [
         pair
@@ -143,7 +143,7 @@ def test_a_mini_batch_has_the_tokens_asked_for(data: TextData, settings: TextSet
     assert len(part) == 4
 
 
-def share_of_tokens(parts: list[MiniBatch]) -> float:
+def share_of_tokens(parts: list[ReplicaBatch]) -> float:
     places = [tensor for part in parts for inputs in part.inputs for tensor in inputs]
     return sum(int((tensor != 0).sum()) for tensor in places) / sum(tensor.numel() for tensor in places)
 
@@ -193,7 +193,7 @@ def test_the_held_out_sample_is_fixed_and_bounded(data: TextData, settings: Text
         assert max(weight for _, weight in part.groups) <= 1.5 * 1024 / 4
     for part in held:
         for at, (language, _) in enumerate(part.groups):
-            pairs = pairs_of(MiniBatch([part.inputs[at]], [part.targets[at]], 1.0))
+            pairs = pairs_of(ReplicaBatch([part.inputs[at]], [part.targets[at]], 1.0))
             asked = {source[0] for source, _ in pairs}  # the token of the language to write
             assert asked <= {data.language_id(language), data.english_id}
     assert len({language for part in held for language, _ in part.groups}) > 20
@@ -207,7 +207,7 @@ def held_out_examples(data: TextData, settings: TextSettings, pairs: int, **chan
     found: dict[str, set] = {}
     for part in parts:
         for at, (language, _) in enumerate(part.groups):
-            one = MiniBatch([part.inputs[at]], [part.targets[at]], 1.0)
+            one = ReplicaBatch([part.inputs[at]], [part.targets[at]], 1.0)
             found.setdefault(language, set()).update((tuple(source), tuple(labels)) for source, labels in pairs_of(one))
     return found
 

@@ -19,7 +19,11 @@ def draws(seed: int, step: int, count: int = 300) -> Draws:
 
 
 def same(a: Draws, b: Draws) -> bool:
-    return all(map(np.array_equal, (a.languages, a.rows, a.from_english), (b.languages, b.rows, b.from_english)))
+    return all(
+        map(
+            np.array_equal, (a.languages, a.pair_indices, a.from_english), (b.languages, b.pair_indices, b.from_english)
+        )
+    )
 
 
 @given(WHOLE, WHOLE)
@@ -44,7 +48,7 @@ def test_draws_are_made_in_blocks_of_256():
             chosen = int(np.searchsorted(bounds, language, side="right"))
             expected.append((chosen, starts[chosen] + int(row * SIZES[chosen]), direction < 0.5))
     found = sampler.draws(4, 700)
-    assert list(zip(found.languages, found.rows, found.from_english, strict=True)) == expected[:700]
+    assert list(zip(found.languages, found.pair_indices, found.from_english, strict=True)) == expected[:700]
 
 
 def test_languages_and_directions_come_in_their_proportions():
@@ -81,7 +85,7 @@ def test_a_million_draws_have_the_shares_of_their_temperature(temperature: float
 
 def test_rows_are_drawn_evenly_within_their_language():
     found = draws(1, 1, 100_000)
-    rows = found.rows[found.languages == 2]
+    rows = found.pair_indices[found.languages == 2]
     assert rows.min() == 900
     assert rows.max() == 939
     seen = np.bincount(rows - 900, minlength=40)

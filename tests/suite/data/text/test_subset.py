@@ -18,7 +18,7 @@ def rows_drawn(data, text, seed, language, count=4000):
     among, chosen = data.drawn(text.languages), chosen_pairs(data, text, seed)
     sampler = PairSampler(data.sizes[TRAIN], text.temperature, seed, among, chosen)
     draws = sampler.draws(0, count)
-    return set(draws.rows[draws.languages == data.languages.index(language)].tolist()), sampler
+    return set(draws.pair_indices[draws.languages == data.languages.index(language)].tolist()), sampler
 
 
 def test_exactly_n_pairs_of_the_language_are_drawn_and_all_others_as_before(data, settings):

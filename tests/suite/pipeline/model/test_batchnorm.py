@@ -10,11 +10,11 @@ from hypothesis import given
 from torch import nn
 
 from launch.backends.processes import run_processes
-from launch.worker.engine import PartitionedModel
+from launch.worker.build import PartitionedModel
 from models import amoebanet
 from suite.errors import SettingError
 from suite.pipeline.model.batchnorm import MicroBatchNorm, RunningStats, by_micro_batch, merge
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import LossSums
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -52,7 +52,7 @@ MODELS = {
 
 def mini_batch(model, seed, micro_batches):
     inputs, labels = MODELS[model][1](seed)
-    return MiniBatch(split([inputs], micro_batches), split([labels], micro_batches), float(len(labels)))
+    return ReplicaBatch(split([inputs], micro_batches), split([labels], micro_batches), float(len(labels)))
 
 
 def all_values(layers, batch, step):
@@ -248,9 +248,9 @@ def replicas(coord: RankCoord, over: bool, first: int):
     executor, _, _, groups = build(coord, skips_layers(), SumOfErrors(), "always")
     everything = mini_batch("skips", 3, 5)
     mine = slice(0, first) if coord.replica == 0 else slice(first, 5)
-    batch = MiniBatch(everything.inputs[mine], everything.targets[mine], everything.divisor, first * coord.replica)
+    batch = ReplicaBatch(everything.inputs[mine], everything.targets[mine], everything.divisor, first * coord.replica)
     executor.train(batch, 3)
-    executor.stage.running_stats.update(True, groups.replicas if over else None)
+    executor.stage.running_stats.update(True, groups.data_parallel if over else None)
     return {key: (n.running_mean.tolist(), n.running_var.tolist()) for key, n in norms(executor.stage).items()}
 
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.model.microbatch import sizes, split
+from suite.pipeline.model.microbatch import even_split_sizes, split
 
 
 @given(st.integers(1, 200), st.integers(1, 50))
 def test_sizes_cover_the_mini_batch_evenly_and_none_is_empty(examples, micro_batches):
-    parts = sizes(examples, micro_batches)
+    parts = even_split_sizes(examples, micro_batches)
     assert sum(parts) == examples
     assert len(parts) == min(examples, micro_batches)
     assert parts == sorted(parts, reverse=True)
@@ -30,7 +30,7 @@ def test_split_keeps_order_and_pairs_up():
 @pytest.mark.parametrize(("examples", "micro_batches"), [(0, 2), (2, 0)])
 def test_nothing_cannot_be_cut(examples, micro_batches):
     with pytest.raises(SettingError, match=f"cannot cut {examples} examples into {micro_batches}"):
-        sizes(examples, micro_batches)
+        even_split_sizes(examples, micro_batches)
 
 
 def test_tensors_of_different_sizes_are_refused():

@@ -32,13 +32,13 @@ def test_the_sum_of_parts_has_the_bits_of_the_sum_in_layer_order(values_at_once,
     assert all(torch.equal(parameter.grad, first + second + third) for parameter in parameters)
 
 
-def test_every_copy_gets_the_owners_values(monkeypatch):
+def test_every_copy_gets_the_values_of_the_first(monkeypatch):
     monkeypatch.setattr(ties_module, "VALUES_AT_ONCE", 7)
     ties, parameters = tied(64)
     with torch.no_grad():
         for number, parameter in enumerate(parameters):
             parameter += number + torch.arange(64).view(8, 8)
-    ties.broadcast_owner()
+    ties.broadcast_first_copy()
     assert all(torch.equal(parameter, torch.arange(64.0).view(8, 8)) for parameter in parameters)
 
 
@@ -62,7 +62,7 @@ def two_stages(rank, world, rendezvous):
         if copy.stage == rank:
             named[copy.layer, copy.name] = parameter
     ties = TiedParameters({"embedding": copies}, RankCoord(rank, 2, 1), named, 30.0)
-    ties.broadcast_owner()
+    ties.broadcast_first_copy()
     ties.sum_gradients()
     dist.destroy_process_group()
     return [(parameter.detach().numpy(), parameter.grad.numpy()) for parameter in named.values()]
@@ -73,5 +73,5 @@ def test_copies_on_two_stages_have_the_same_sum_part_by_part():
     stages = run_processes(two_stages, 2, deadline_s=120)
     assert [len(stage) for stage in stages] == [2, 1]
     for value, gradient in stages[0] + stages[1]:
-        assert not value.any()  # the owner's
+        assert not value.any()  # the first copy's
         assert torch.equal(torch.from_numpy(gradient), first + second + third)

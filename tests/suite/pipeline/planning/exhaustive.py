@@ -33,9 +33,9 @@ COMPARED = 24
 
 @dataclass(frozen=True)
 class Case:
-    """A small pipeline: owner, cost and memory of each cell."""
+    """A small pipeline: stage, cost and memory of each cell."""
 
-    owners: tuple[int, ...]
+    cell_to_stage: tuple[int, ...]
     micro_batches: int
     costs: tuple[CellCost, ...]
     memory: tuple[CellMemory, ...]
@@ -44,13 +44,13 @@ class Case:
     @property
     def stages(self) -> int:
         """K."""
-        return 1 + max(self.owners)
+        return 1 + max(self.cell_to_stage)
 
     @property
     def stage_memory(self) -> list[list[CellMemory]]:
         """The memory of each stage's cells."""
         return [
-            [cell for cell, owner in zip(self.memory, self.owners, strict=True) if owner == k]
+            [cell for cell, stage in zip(self.memory, self.cell_to_stage, strict=True) if stage == k]
             for k in range(self.stages)
         ]
 
@@ -157,7 +157,7 @@ class Stage:
     """All that a stage may have done, as numbered states."""
 
     def __init__(self, case: Case, times: Times, k: int) -> None:
-        own = [at for at, owner in enumerate(case.owners) if owner == k]
+        own = [at for at, stage in enumerate(case.cell_to_stage) if stage == k]
         self.states = [(Cell(),) * len(own)]
         numbers, found, self.is_roomy = {self.states[0]: 0}, [], True
 
@@ -216,10 +216,10 @@ class Steps:
         names = "states", "free", "clock", "ends"
         return Steps(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
-    def needed(self, owners: tuple[int, ...], counts: list[int]) -> Steps:
+    def needed(self, cell_to_stage: tuple[int, ...], counts: list[int]) -> Steps:
         """Returns the steps without those that are later in something and earlier in nothing than another one."""
         begins = np.maximum(self.free, self.clock[:, None])
-        of_receivers = begins[:, list(owners)][:, :, None, None]
+        of_receivers = begins[:, list(cell_to_stage)][:, :, None, None]
         waits = np.where(self.ends > 0, np.maximum(self.ends, of_receivers), 0)
         times = np.concatenate([begins, waits.reshape(len(begins), -1)], axis=1)
         key = np.ravel_multi_index(self.states.T, counts)
@@ -237,13 +237,13 @@ def least_step_s(case: Case, below: float) -> float:
     stages = [Stage(case, times, k) for k in range(case.stages)]
     alone_s = sum(cost.forward_s + cost.recompute_s + cost.backward_s + cost.split_s for cost in case.costs)
     limit = min(below, case.micro_batches * alone_s + 1)
-    free, shape = np.zeros((1, case.stages), np.int16), (1, len(case.owners), 2, case.micro_batches)
+    free, shape = np.zeros((1, case.stages), np.int16), (1, len(case.cell_to_stage), 2, case.micro_batches)
     begun = Steps(free, free, free[:, 0], np.zeros(shape, np.int16))
     waiting = defaultdict(list, {0: [begun]} if all(stage.rest_s[0] < NEVER for stage in stages) else {})
     while waiting:
         progress = min(waiting)
-        steps = Steps.joined(waiting.pop(progress)).needed(case.owners, [len(stage.states) for stage in stages])
-        if progress == 6 * case.micro_batches * len(case.owners):
+        steps = Steps.joined(waiting.pop(progress)).needed(case.cell_to_stage, [len(stage.states) for stage in stages])
+        if progress == 6 * case.micro_batches * len(case.cell_to_stage):
             return int(steps.free.max(1).min())
         for k in range(case.stages):
             for more, longer in _appended(case, stages, k, steps, limit):
@@ -254,8 +254,8 @@ def least_step_s(case: Case, below: float) -> float:
 def _appended(case: Case, stages: list[Stage], k: int, steps: Steps, below: float) -> Iterator[tuple[int, Steps]]:
     """Yields the steps that can end in time with one action more of a stage, and the progress that it makes. None waits
     so long that a W, or anything if there is room for all, fits in before it."""
-    stage, state, cells = stages[k], steps.states[:, k], range(len(case.owners))
-    passed = [stages[owner].passed[at][:, steps.states[:, owner]] for at, owner in enumerate(case.owners)]
+    stage, state, cells = stages[k], steps.states[:, k], range(len(case.cell_to_stage))
+    passed = [stages[its].passed[at][:, steps.states[:, its]] for at, its in enumerate(case.cell_to_stage)]
     choices, first_end = [], np.full(len(state), NEVER)
     for move in stage.moves.values():
         can_run, start = move.after[state] >= 0, steps.free[:, k].astype(int)

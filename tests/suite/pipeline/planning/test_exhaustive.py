@@ -57,7 +57,7 @@ def least_by_trying_all(case, cells):
         stages.append(fitting)
     for schedule in product(*stages):
         try:
-            least = min(least, simulate(schedule, case.costs, owners=case.owners).seconds)
+            least = min(least, simulate(schedule, case.costs, cell_to_stage=case.cell_to_stage).seconds)
         except SettingError:
             continue
     return least

@@ -294,7 +294,10 @@ def test_layers_that_no_device_holds_are_named(too_large, said):
 
 
 def test_too_many_stages_for_a_layer_that_does_not_fit_alone_are_refused():
-    with pytest.raises(PlacementError, match=r"into 2 stages fits, because layer 1 alone does not fit.*down to 1$"):
+    with pytest.raises(
+        PlacementError,
+        match=r"into 2 stages fits, because layer 1 does not fit as the first of a cell, whose.*down to 1$",
+    ):
         partition([1.0, 1.0], 2, [2, 1])
 
 

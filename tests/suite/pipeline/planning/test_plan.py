@@ -40,13 +40,13 @@ amounts = st.integers(0, 60)
 costs_of_layers = st.lists(st.builds(LayerCost, *[times] * 4, *[amounts] * 8), min_size=1, max_size=9)
 
 
-def plan(costs, machine=ROOMY, bytes_per_param=16.0, **pipeline):
-    return make_plan(costs, PipelineSettings(**pipeline), bytes_per_param, machine)
+def plan(costs, machine=ROOMY, bytes_per_parameter=16.0, **pipeline):
+    return make_plan(costs, PipelineSettings(**pipeline), bytes_per_parameter, machine)
 
 
-def faults(costs, machine=ROOMY, bytes_per_param=16.0, **pipeline):
+def faults(costs, machine=ROOMY, bytes_per_parameter=16.0, **pipeline):
     with pytest.raises(PlanError) as caught:
-        plan(costs, machine, bytes_per_param, **pipeline)
+        plan(costs, machine, bytes_per_parameter, **pipeline)
     return caught.value.errors
 
 
@@ -75,8 +75,8 @@ def test_a_plan_by_hand():
 def test_more_workers_take_longer_to_agree(workers, ring, tree):
     across = Links(Link(0.25), Link(0.5), frozenset({1}))
     for link in (Link(0.5), across):
-        assert replace(ROOMY, link=link).agreement_s(workers) == ring * 0.5
-        assert replace(ROOMY, link=link, transport="nccl").agreement_s(workers) == tree * 0.5
+        assert replace(ROOMY, link=link).norm_all_reduce_s(workers) == ring * 0.5
+        assert replace(ROOMY, link=link, transport="nccl").norm_all_reduce_s(workers) == tree * 0.5
 
 
 def test_messages_keep_their_two_stages_busy_and_those_that_stay_on_a_stage_do_not():
@@ -145,9 +145,9 @@ def test_a_schedule_that_deadlocks_on_nccl_with_the_models_skips_is_refused():
 def test_cells_are_cut_for_what_communicators_leave():
     costs = [layer(parameters=10)] * 4
     machine = Machine(memory_limit_bytes=UNCOUNTED_BYTES + 300 + 200)
-    assert plan(costs, machine, bytes_per_param=10, stages=2).layers_per_cell == (2, 2)
-    assert plan(costs, replace(machine, p2p_bytes=150), bytes_per_param=10, stages=2).layers_per_cell == (2, 2)
-    (fault,) = faults(costs, replace(machine, p2p_bytes=151), bytes_per_param=10, stages=2)
+    assert plan(costs, machine, bytes_per_parameter=10, stages=2).layers_per_cell == (2, 2)
+    assert plan(costs, replace(machine, p2p_bytes=150), bytes_per_parameter=10, stages=2).layers_per_cell == (2, 2)
+    (fault,) = faults(costs, replace(machine, p2p_bytes=151), bytes_per_parameter=10, stages=2)
     assert "needs" in fault
 
 
@@ -160,9 +160,9 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
     assert sum(found.layers_per_cell) == len(costs)
     assert len(found.layers_per_cell) == stages
     schedule = fill_drain(stages, micro_batches, remat)
-    agreement_s = 2.0 * (stages - 1)
+    norm_all_reduce_s = 2.0 * (stages - 1)
     cells = [stage.cost for stage in found.cells]
-    assert found.timeline == simulate(schedule, cells, link, agreement_s=agreement_s)
+    assert found.timeline == simulate(schedule, cells, link, norm_all_reduce_s=norm_all_reduce_s)
     for stage, actions in zip(found.cells, schedule, strict=True):
         inside = costs[stage.begin : stage.end]
         assert stage.cost.forward_s == sum(one.forward_s for one in inside)
@@ -225,7 +225,8 @@ def test_a_layer_that_fits_among_others_only_asks_for_fewer_stages():
     costs = [layer(), layer(boundary_bytes=GIB), layer(boundary_bytes=GIB)]
     machine = Machine(memory_limit_bytes=6 * GIB)
     (message,) = faults(costs, machine, stages=3, micro_batches=4)
-    assert message.endswith("because layer 1 alone does not fit the device; use fewer stages, down to 1")
+    why = "because layer 1 does not fit as the first of a cell, whose inputs are saved too"
+    assert message.endswith(f"{why}; use fewer stages, down to 1")
     assert plan(costs, machine, stages=1, micro_batches=4).layers_per_cell == (3,)
 
 

@@ -45,7 +45,7 @@ def test_a_searched_plan_is_not_slower_and_fits(costs, stages, micro_batches, re
         return
     assert remat == "auto" or searched.recomputes[0] == 0
     config = searched.schedule_config
-    placement = CellPlacement(asked["stages"], config.owners(asked["stages"]))
+    placement = CellPlacement(asked["stages"], config.cell_to_stage(asked["stages"]))
     assert rows_of(parse_rows(config.rows), placement) == config.rows
     assert searched.alternatives[-1].is_of(searched.pipeline)
 
@@ -226,16 +226,16 @@ def test_an_evaluation_of_more_micro_batches_than_a_file_has_begins_anew():
 @given(
     st.lists(st.integers(1, 20), min_size=4, max_size=12), st.sampled_from([v_shaped(2), (0, 1, 0, 1), (0, 0, 1, 1)])
 )
-def test_moving_layers_makes_stages_more_even_and_no_single_move_more_so(costs, owners):
+def test_moving_layers_makes_stages_more_even_and_no_single_move_more_so(costs, cell_to_stage):
     def loads(cells):
         ends = [sum(cells[:at]) for at in range(len(cells) + 1)]
         found = [0, 0]
-        for owner, begin, end in zip(owners, ends, ends[1:], strict=False):
-            found[owner] += sum(costs[begin:end])
+        for stage, begin, end in zip(cell_to_stage, ends, ends[1:], strict=False):
+            found[stage] += sum(costs[begin:end])
         return max(found), sum(load * load for load in found)
 
     begun = [1, 1, 1, len(costs) - 3]
-    cells = with_even_stages(begun, costs, owners)
+    cells = with_even_stages(begun, costs, cell_to_stage)
     assert sum(cells) == len(costs)
     assert min(cells) >= 1
     assert loads(cells) <= loads(begun)

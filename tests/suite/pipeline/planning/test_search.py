@@ -112,7 +112,10 @@ def test_equal_cells_of_a_v_need_nothing_beyond_the_bound():
     memory = [[CellMemory(0, 0, 1, *[0] * 7)] * 2] * stages
     problem = SchedulingProblem(placement, micro_batches, costs, Link(), memory, limit_bytes=24)
     assert lower_bound_s(problem) == micro_batches * 6 + stages - 1
-    assert simulate(search(problem), costs, owners=placement.owners).seconds == micro_batches * 6 + stages - 1
+    assert (
+        simulate(search(problem), costs, cell_to_stage=placement.cell_to_stage).seconds
+        == micro_batches * 6 + stages - 1
+    )
 
 
 def test_stages_of_several_cells_without_room_for_their_graphs_recompute_them():
@@ -124,7 +127,9 @@ def test_stages_of_several_cells_without_room_for_their_graphs_recompute_them():
     flow = flow_control("gloo", stages, 2)
     limit = max(peak_bytes(actions, *cells, flow=flow) for actions in named)
     found = search(SchedulingProblem(placement, micro_batches, costs, Link(), [cells] * stages, limit + 5), seconds=0.5)
-    own, given = (simulate(schedule, costs, owners=placement.owners).seconds for schedule in (found, named))
+    own, given = (
+        simulate(schedule, costs, cell_to_stage=placement.cell_to_stage).seconds for schedule in (found, named)
+    )
     assert own <= given
 
 

@@ -79,7 +79,7 @@ def test_what_messages_keep_a_stage_busy_with_is_part_of_its_forward_and_its_bac
 
 
 def test_an_update_waits_until_the_workers_agree():
-    timeline = simulate(fill_drain(2, 1, "never"), [replace(EQUAL, update_s=1)] * 2, agreement_s=0.5)
+    timeline = simulate(fill_drain(2, 1, "never"), [replace(EQUAL, update_s=1)] * 2, norm_all_reduce_s=0.5)
     assert [row[-1].start for row in timeline.rows] == [6.5, 6.5]
 
 

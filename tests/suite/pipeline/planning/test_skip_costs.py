@@ -13,7 +13,7 @@ from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.remat import UNLIMITED
-from tests.suite.pipeline.random_pipelines import draw_owners, draw_rows
+from tests.suite.pipeline.random_pipelines import draw_cell_to_stage, draw_rows
 from tests.suite.pipeline.schedule_helpers import fill_drain, in_flight
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
@@ -114,10 +114,10 @@ def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graph
     if virtual_stages < 2:
         return
     cells = cell_ranges((*[1] * (stages * virtual_stages - 1), len(costs) - stages * virtual_stages + 1), len(costs))
-    rows = draw_rows(dice, draw_owners(dice, stages, virtual_stages), micro_batches) if name == "csv" else ()
+    rows = draw_rows(dice, draw_cell_to_stage(dice, stages, virtual_stages), micro_batches) if name == "csv" else ()
     config = ScheduleConfig(name, (graphs,), virtual_stages, rows)
     schedule, placement = config.actions(stages, micro_batches), config.placement(stages)
-    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches, transport, placement.owners), 8.0)
+    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches, transport, placement.cell_to_stage), 8.0)
     flow = flow_control(transport, stages, virtual_stages)
     for at, cell in enumerate(cells):
         own, virtual_stage = schedule[placement.stage_of(at)], placement.virtual_stage_of(at)

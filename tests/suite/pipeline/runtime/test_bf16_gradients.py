@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from launch.backends.processes import run_processes
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.suite.pipeline.build import build, join, run, whole
@@ -99,7 +99,7 @@ def model(seed):
 def batch(seed):
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(ROWS, CHANNELS, LENGTH, generator=generator) for _ in range(2))
-    return MiniBatch(split([x], MICRO_BATCHES), split([y], MICRO_BATCHES), float(ROWS))
+    return ReplicaBatch(split([x], MICRO_BATCHES), split([y], MICRO_BATCHES), float(ROWS))
 
 
 def of_one_piece(seed, bf16=True):

@@ -7,7 +7,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from launch.backends.processes import run_processes
 from suite.pipeline.model.changing_buffers import ChangingBuffers
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
@@ -69,7 +69,7 @@ def layers():
 def batch():
     generator = torch.Generator().manual_seed(1)
     inputs, wanted = (torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
-    return MiniBatch(split([inputs], MICRO_BATCHES), split([wanted], MICRO_BATCHES), float(ROWS))
+    return ReplicaBatch(split([inputs], MICRO_BATCHES), split([wanted], MICRO_BATCHES), float(ROWS))
 
 
 def compare(rank, world, rendezvous, schedule_config):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from suite.errors import NeighbourLostError, PlacementError, StallError
+from suite.errors import PeerLostError, PlacementError, StallError
 from suite.pipeline.runtime.communication_errors import explain, summary
 
 
@@ -87,7 +87,7 @@ UNCHANGED = [
 
 @pytest.mark.parametrize("text", LOST)
 def test_a_neighbour_that_has_ended(text):
-    assert type(explain(RuntimeError(text), "a tensor", 5.0)) is NeighbourLostError
+    assert type(explain(RuntimeError(text), "a tensor", 5.0)) is PeerLostError
 
 
 @pytest.mark.parametrize("text", LATE)

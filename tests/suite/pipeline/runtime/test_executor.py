@@ -11,12 +11,12 @@ from torch import nn
 
 from experiments.tables.sleeping import SyntheticLayer
 from launch.backends.processes import run_processes
-from suite.errors import NeighbourLostError, StallError, WorkerError
+from suite.errors import PeerLostError, StallError, WorkerError
 from suite.pipeline.model.layers import as_tuple
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import CellLinks, Executor
-from suite.pipeline.runtime.p2p import Deadline, InflightSends
+from suite.pipeline.runtime.p2p import InflightSends, MessageTimeout
 from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
 from suite.pipeline.runtime.stage import Stage
@@ -68,7 +68,7 @@ def odd_cases(rank, world, rendezvous, cases):
             layers = [Odd(1000 * case + index) for index in range(2 * world)]
         executor, _, named, _ = build(RankCoord(rank, world, 1), layers, OddLoss(), ("always", "never")[case % 2])
         inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(case))
-        batch = MiniBatch([(part,) for part in inputs.split(2)], [(part * 0.5,) for part in inputs.split(2)], 5.0)
+        batch = ReplicaBatch([(part,) for part in inputs.split(2)], [(part * 0.5,) for part in inputs.split(2)], 5.0)
         executor.train(batch, step=case)
         _, expected = unpartitioned(layers, OddLoss(), batch, case)
         for key, parameter in named.items():
@@ -91,12 +91,12 @@ def held_up(rank, world, rendezvous):
         layers = [SyntheticLayer(0.001, 0.001, 0.001), SyntheticLayer(0.02, 0.02, 0.02)]
     executor, *_ = build(RankCoord(rank, world, 1), layers, SquareLoss(), "never")
     executor.recorder = Recorder(torch.device("cpu"))
-    deadline, steps = executor.links[0].p2p.deadline, []
+    timeout, steps = executor.links[0].p2p.timeout, []
     for step in range(5):
-        begin, waited_before_s = executor.recorder.begin(), deadline.waited_s
-        executor.train(MiniBatch([(torch.ones(4),)] * 16, [(torch.ones(4),)] * 16, 64.0), step)
+        begin, waited_before_s = executor.recorder.begin(), timeout.waited_s
+        executor.train(ReplicaBatch([(torch.ones(4),)] * 16, [(torch.ones(4),)] * 16, 64.0), step)
         seconds, spans = time.monotonic() - begin, executor.recorder.spans()
-        steps.append((seconds, sum(span.seconds for span in spans), deadline.waited_s - waited_before_s))
+        steps.append((seconds, sum(span.seconds for span in spans), timeout.waited_s - waited_before_s))
     return steps
 
 
@@ -147,7 +147,7 @@ def several_cells(rank, world, rendezvous):
     for step, (examples, micro_batches, train) in enumerate([(7, 3, True), (4, 4, False), (1, 4, True), (9, 5, False)]):
         batch = mini_batch(*toy_batch(examples, seed=step), micro_batches)
         seen.append(objective(executor, batch, step, train))
-    assert executor.train(MiniBatch([], [], 1.0), 9).objective == 0
+    assert executor.train(ReplicaBatch([], [], 1.0), 9).objective == 0
     return seen
 
 
@@ -171,11 +171,11 @@ def test_evaluation_does_not_depend_on_the_step_and_training_does():
 
 
 def drains(rank, world, rendezvous):
-    """Returns what the executor was about to do when it called ``on_drain``, and how often it did in each run."""
+    """Returns what the executor was about to do when it called ``on_first_backward``, and how often in each run."""
     join(rank, world, rendezvous)
     executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "never")
     actions, counts = [], []
-    executor.on_drain = lambda: actions.append(str(executor.status.action))
+    executor.on_first_backward = lambda: actions.append(str(executor.status.action))
     batch = mini_batch(*toy_batch(6), 3)
     for run in (executor.train, executor.evaluate, executor.train):
         run(batch, 0)
@@ -191,9 +191,9 @@ def test_a_stage_says_once_in_a_training_step_that_it_begins_to_drain():
 
 def stall(rank, world, rendezvous, silent):
     join(rank, world, rendezvous)
-    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always", deadline=30)
+    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always", timeout_s=30)
     for way in executor.links:
-        way.p2p.deadline.seconds = 2.0
+        way.p2p.timeout.seconds = 2.0
     batch = mini_batch(*toy_batch(6), 3)
     if rank == silent:
         inner = executor.stage.forward
@@ -253,8 +253,8 @@ def test_a_send_over_a_connection_that_is_already_closed_is_a_lost_neighbour(mon
         raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:6566")
 
     monkeypatch.setattr(dist, "isend", closed)
-    with pytest.raises(NeighbourLostError, match="the gradients of micro-batch 2; that process has ended"):
-        InflightSends(Deadline(1.0)).post([torch.ones(1)], 1, None, 0, "the gradients of micro-batch 2")
+    with pytest.raises(PeerLostError, match="the gradients of micro-batch 2; that process has ended"):
+        InflightSends(MessageTimeout(1.0)).post([torch.ones(1)], 1, None, 0, "the gradients of micro-batch 2")
 
 
 def test_as_tuple_takes_both_forms():

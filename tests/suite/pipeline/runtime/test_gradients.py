@@ -12,7 +12,7 @@ from models.loss import TranslationLoss
 from models.transformer import TransformerShape
 from models.transformer import layers as transformer_layers
 from suite.pipeline.model.layers import distinct_parameters
-from suite.pipeline.model.microbatch import MiniBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
@@ -57,7 +57,7 @@ def sentences(seed, micro_batches):
     for i in range(EXAMPLES):
         source[i, 6 - i % 4 :], target[i, 5 - i % 3 :], labels[i, 5 - i % 3 :] = 0, 0, 0
     inputs, targets = split([source, target], micro_batches), split([labels], micro_batches)
-    return MiniBatch(inputs, targets, float((labels != 0).sum()))
+    return ReplicaBatch(inputs, targets, float((labels != 0).sum()))
 
 
 def toy(dtype):

@@ -1,4 +1,4 @@
-"""Waits: the host waits for messages of the CPU with a deadline, on a GPU the stream does; errors say what was lost."""
+"""Waits: the host waits for messages of the CPU with a timeout, on a GPU the stream does; errors say what was lost."""
 
 from datetime import timedelta
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from suite.errors import NeighbourLostError, StallError
-from suite.pipeline.runtime.p2p import Deadline, wait
+from suite.errors import PeerLostError, StallError
+from suite.pipeline.runtime.p2p import MessageTimeout, wait
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -28,32 +28,32 @@ class Message(dist.Work):
 
 def test_only_a_wait_of_the_host_has_a_time_out():
     """With one, c10d's WorkNCCL.wait blocks the host until the tensor is there; without, it makes the stream wait."""
-    deadline, on_host, on_stream = Deadline(5.0), Message(), Message()
-    wait(on_host, deadline, "a tensor", CPU)
-    wait(on_stream, deadline, "a tensor", GPU)
+    timeout, on_host, on_stream = MessageTimeout(5.0), Message(), Message()
+    wait(on_host, timeout, "a tensor", CPU)
+    wait(on_stream, timeout, "a tensor", GPU)
     assert on_host.timeouts == [(timedelta(seconds=5),)]
     assert on_stream.timeouts == [()]
-    assert deadline.waiting_for == ""
+    assert timeout.waiting_for == ""
 
 
 @pytest.mark.parametrize(
     ("text", "kind", "message"),
     [
         ("[gloo] Timed out waiting 5000ms for recv", StallError, "waited 5 s for a tensor"),
-        ("[gloo] Connection closed by peer", NeighbourLostError, "lost the connection while waiting for a tensor"),
-        ("NCCL error: remote process exited", NeighbourLostError, "lost the connection while waiting for a tensor"),
+        ("[gloo] Connection closed by peer", PeerLostError, "lost the connection while waiting for a tensor"),
+        ("NCCL error: remote process exited", PeerLostError, "lost the connection while waiting for a tensor"),
     ],
 )
 def test_a_lost_message_is_reported_with_its_cause(text, kind, message):
     error = RuntimeError(text)
     with pytest.raises(kind, match=message) as caught:
-        wait(Message(error), Deadline(5.0), "a tensor", CPU)
+        wait(Message(error), MessageTimeout(5.0), "a tensor", CPU)
     assert caught.value.__cause__ is error
 
 
 def test_any_other_error_stays_what_it_is_and_is_not_its_own_cause():
     error = RuntimeError("something else")
     with pytest.raises(RuntimeError, match="something else") as caught:
-        wait(Message(error), Deadline(5.0), "a tensor", CPU)
+        wait(Message(error), MessageTimeout(5.0), "a tensor", CPU)
     assert caught.value is error
     assert error.__cause__ is None

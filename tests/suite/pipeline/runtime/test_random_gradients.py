@@ -74,7 +74,7 @@ def differences(pipeline: Pipeline, rank: int) -> list[str]:
 
 def leave(groups) -> None:
     """Ends a pipeline's groups."""
-    for group in {groups.replicas, groups.stages, *groups.activations, *groups.gradients}:
+    for group in {groups.data_parallel, groups.pipeline, *groups.activations, *groups.gradients}:
         if group != dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(group)
 

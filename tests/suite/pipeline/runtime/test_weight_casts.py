@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import CellLinks, Executor
 from suite.pipeline.runtime.skip import SkipLayout
@@ -52,7 +52,7 @@ def executor(config):
 def mini_batch():
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(4, 100, (2, 16), generator=generator) for _ in range(MICRO_BATCHES)]
-    return MiniBatch([(one, one) for one in ids], [(one,) for one in ids], 100.0)
+    return ReplicaBatch([(one, one) for one in ids], [(one,) for one in ids], 100.0)
 
 
 @contextmanager

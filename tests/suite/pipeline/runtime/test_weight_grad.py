@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from experiments.tables.sleeping import SquareError, SyntheticLayer
-from suite.pipeline.model.microbatch import MiniBatch
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime import weight_grad
 from suite.pipeline.runtime.executor import CellLinks, Executor
@@ -122,7 +122,7 @@ def gradients_of(actions, make_layers, monkeypatch=None):
     stage = Stage(layers, cells, SquareError(), torch.device("cpu"), "fp32", 7, config.defers_weight_grads)
     executor = Executor(RankCoord(0, 1, 1), stage, [CellLinks(SkipLayout([], cells, 0), None)], config)
     rows = torch.randn(actions.count("F"), 2, 5, dtype=torch.float64)
-    batch = MiniBatch([(x,) for x in rows], [(torch.zeros(2, 4, dtype=torch.float64),)] * len(rows), 6.0)
+    batch = ReplicaBatch([(x,) for x in rows], [(torch.zeros(2, 4, dtype=torch.float64),)] * len(rows), 6.0)
     executor.train(batch, 0)
     _, expected = unpartitioned(layers, SquareError(), batch, 0)
     return {key: parameter.grad for key, parameter in stage.named_parameters().items()}, expected, seen

@@ -63,10 +63,10 @@ def launched(
     idle_waits: IdleWaits = "never",
     warms_up: bool = False,
     queues: int | None = None,
-    owners: tuple[int, ...] = (),
+    cell_to_stage: tuple[int, ...] = (),
 ) -> Waits:
     """Returns the waits of ``nccl_deadlock.launched`` under these rules; ``flow`` is by default that of NCCL."""
     rules = partial(CudaLaunches, idle_waits=idle_waits, warms_up=warms_up, queues=queues)
     flow = flow or flow_control("nccl", len(schedule), virtual_stages_of(schedule))
     with patch.object(nccl_deadlock, "StageLaunches", rules):
-        return nccl_deadlock.launched(schedule, flow, pairs, owners)
+        return nccl_deadlock.launched(schedule, flow, pairs, cell_to_stage)

@@ -11,7 +11,7 @@ from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.schedule import csv_file
 from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
-from suite.pipeline.schedule.csv_file import owners_of, parse_rows, read_rows, shape
+from suite.pipeline.schedule.csv_file import cell_to_stage_of, parse_rows, read_rows, shape
 from suite.pipeline.schedule.validate import validate
 from suite.settings import PipelineSettings
 from tests.suite.pipeline.torch_schedules import KINDS, dump
@@ -19,9 +19,9 @@ from tests.suite.pipeline.torch_schedules import KINDS, dump
 PICTURE = "0F0,0F1,,0B1,0B0\n,1F0,1F1,1B1,1B0\n"
 
 
-def as_csv(schedule, owners=()):
+def as_csv(schedule, cell_to_stage=()):
     """Writes a schedule as torch does."""
-    placement = CellPlacement(len(schedule), owners)
+    placement = CellPlacement(len(schedule), cell_to_stage)
     lines = [
         [f"{action.cell(k, placement)}{action.kind}{action.micro_batch}" for action in actions]
         for k, actions in enumerate(schedule)
@@ -53,7 +53,7 @@ def test_the_example_in_the_docs_runs(tmp_path):
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 6), (4, 8)])
 def test_runs_what_torch_writes(kind, stages, micro_batches, tmp_path):
     rows = read_rows(dump(kind, tmp_path / "torch.csv", stages, micro_batches))
-    assert owners_of(rows) == (v_shaped(stages) if "V" in kind else ())
+    assert cell_to_stage_of(rows) == (v_shaped(stages) if "V" in kind else ())
     assert shape(rows) == {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
     for count in range(1, micro_batches + 1):  # mini-batches with fewer micro-batches run in the same order
         actions = ScheduleConfig("csv", (1,), 2, rows).actions(stages, count)

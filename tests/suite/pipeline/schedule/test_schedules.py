@@ -66,8 +66,11 @@ def pictures(text):
 def played(name, stages, micro_batches, virtual_stages, graphs):
     """Returns the rows of a schedule in equal units of time."""
     schedule_config = ScheduleConfig(name, (graphs,), virtual_stages)
-    actions, owners = schedule_config.actions(stages, micro_batches), schedule_config.owners(stages)
-    return [line[len("stage 0   ") :] for line in draw(validate(actions, micro_batches, owners=owners)).splitlines()]
+    actions, cell_to_stage = schedule_config.actions(stages, micro_batches), schedule_config.cell_to_stage(stages)
+    return [
+        line[len("stage 0   ") :]
+        for line in draw(validate(actions, micro_batches, cell_to_stage=cell_to_stage)).splitlines()
+    ]
 
 
 def without_end(row):

@@ -36,8 +36,8 @@ def spans(schedule_config, stages, micro_batches):
     schedule = schedule_config.actions(stages, micro_batches)
     unit = 2 / schedule_config.virtual_stages
     costs = [CellCost(unit, unit, 2 * unit, weight_grad_s=unit)] * (stages * schedule_config.virtual_stages)
-    flow, owners = schedule_config.flow_control(stages), schedule_config.owners(stages)
-    return simulate(schedule, costs, flow=flow, owners=owners).rows
+    flow, cell_to_stage = schedule_config.flow_control(stages), schedule_config.cell_to_stage(stages)
+    return simulate(schedule, costs, flow=flow, cell_to_stage=cell_to_stage).rows
 
 
 def idle(rows):
@@ -129,7 +129,7 @@ def test_none_stops_on_nccl(name, graphs):
     for stages, micro_batches in ((2, 1), (2, 5), (3, 7), (4, 16), (8, 16)):
         schedule_config = ScheduleConfig(name, (graphs,), 2, transport="nccl")
         schedule = schedule_config.actions(stages, micro_batches)
-        waits = launched(schedule, idle_waits="first launch", warms_up=True, owners=v_shaped(stages))
+        waits = launched(schedule, idle_waits="first launch", warms_up=True, cell_to_stage=v_shaped(stages))
         assert waits.circle() == []
         schedule_config.actions(stages, micro_batches, train=False)
 

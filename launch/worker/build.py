@@ -1,4 +1,4 @@
-"""A worker's engine: its stage of a model, its links to other stages, and its optimizer."""
+"""Builds what a worker trains with: its stage of a model, its links to other stages, and its optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from launch.worker.gpu_environment import check_module_loading, check_queues
 from suite.pipeline.model.ties import TiedParameters, find_ties, stages_with_copies
 from suite.pipeline.model.topology import ProcessGroups, RankCoord, make_groups, transport_of, warm_up
 from suite.pipeline.runtime.executor import CellLinks, Executor
-from suite.pipeline.runtime.p2p import Deadline, LocalMessages, P2PCommunicator
+from suite.pipeline.runtime.p2p import LocalMessages, MessageTimeout, P2PCommunicator
 from suite.pipeline.runtime.skip import SkipLayout, communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
@@ -44,7 +44,8 @@ def make_executor(
     """Builds this worker's stage from its cells of the model, and its links. Every rank must call this. The executor
     reports its actions to ``status``."""
     status, layers, cells = status or WorkerStatus(), model.layers, model.cells
-    assert coord.owners == model.schedule_config.owners(coord.stages), "the coordinates are of another schedule"
+    placement = model.schedule_config.placement(coord.stages)
+    assert coord.placement == placement, "the coordinates are of another schedule"
     pairs = communicating_pairs(find_skips(layers), cells, coord.placement)
     schedule_config = replace(model.schedule_config, transport=transport_of(device), pairs=tuple(pairs))
     model = replace(model, schedule_config=schedule_config)
@@ -56,12 +57,12 @@ def make_executor(
     groups = make_groups(coord, _group_timeout_s(status), pairs)
     own_cells, own_loss = coord.placement.on_stage(coord.stage, cells), model.loss if coord.is_last else None
     stage = Stage(layers, own_cells, own_loss, device, precision, seed, schedule_config.defers_weight_grads)
-    links = make_links(coord, model, groups, device, status.deadline)
+    links = make_links(coord, model, groups, device, status.message_timeout)
     return Executor(coord, stage, links, schedule_config, status, getattr(model.loss, "metric_count", 1)), groups
 
 
 def make_links(
-    coord: RankCoord, model: PartitionedModel, groups: ProcessGroups, device: torch.device, deadline: Deadline
+    coord: RankCoord, model: PartitionedModel, groups: ProcessGroups, device: torch.device, timeout: MessageTimeout
 ) -> list[CellLinks]:
     """Returns the links of each of this worker's cells to other cells. Every rank must call this."""
     skips, links = find_skips(model.layers), []
@@ -70,7 +71,7 @@ def make_links(
         skip_layout = SkipLayout(skips, model.cells, coord.placement.cell_of(virtual_stage, coord.stage))
         p2p = None
         if coord.stages > 1:
-            p2p = P2PCommunicator(coord, groups, device, deadline, local, virtual_stage, flow)
+            p2p = P2PCommunicator(coord, groups, device, timeout, local, virtual_stage, flow)
         links.append(CellLinks(skip_layout, p2p))
     warm_up(coord, groups, device)
     return links
@@ -89,11 +90,11 @@ def make_stage_optimizer(
     coord, stage = executor.coord, executor.stage
     copies = find_ties(model.layers, model.cells, coord.placement)
     ties = TiedParameters(copies, coord, stage.named_parameters(), _group_timeout_s(executor.status))
-    ties.broadcast_owner()
+    ties.broadcast_first_copy()
     optimizer = StageOptimizer(stage, len(model.layers), ties, coord, groups, settings, sync_batchnorm_stats, factors)
     executor.reducer = optimizer.reducer
     return optimizer
 
 
 def _group_timeout_s(status: WorkerStatus) -> float:
-    return max(GROUP_TIMEOUT_S, status.deadline.seconds)
+    return max(GROUP_TIMEOUT_S, status.message_timeout.seconds)

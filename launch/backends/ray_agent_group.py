@@ -19,7 +19,7 @@ from suite.errors import WorkerError
 from suite.log import Log
 
 
-class Agents:
+class AgentGroup:
     def __init__(
         self,
         attempt: Attempt,

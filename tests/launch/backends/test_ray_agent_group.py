@@ -9,9 +9,9 @@ import pytest
 import ray
 
 from experiments.registry import find
-from launch.backends import ray_agent, ray_agents
+from launch.backends import ray_agent, ray_agent_group
 from launch.backends.ray_agent import Sender
-from launch.backends.ray_agents import Agents
+from launch.backends.ray_agent_group import AgentGroup
 from launch.backends.ray_dispatcher import Dispatcher
 from launch.storage_sync.folder_delta import FolderDelta
 from launch.supervision.watchdog import Watchdog
@@ -43,10 +43,10 @@ def calls(monkeypatch, tmp_path):
     made = Calls(tmp_path)
     monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
     monkeypatch.setattr(ray, "wait", lambda answers, num_returns=1, timeout=None: (answers, []))
-    monkeypatch.setattr(ray_agents, "start_on", lambda *_, **__: made)
-    monkeypatch.setattr(ray_agents, "own_node", str)
-    monkeypatch.setattr(ray_agents, "POLL_S", 0.0)
-    monkeypatch.setattr(ray_agents, "_trainer", lambda *_: SimpleNamespace(fit=lambda: threading.Event().wait(60)))
+    monkeypatch.setattr(ray_agent_group, "start_on", lambda *_, **__: made)
+    monkeypatch.setattr(ray_agent_group, "own_node", str)
+    monkeypatch.setattr(ray_agent_group, "POLL_S", 0.0)
+    monkeypatch.setattr(ray_agent_group, "_trainer", lambda *_: SimpleNamespace(fit=lambda: threading.Event().wait(60)))
     return made
 
 
@@ -69,7 +69,7 @@ def sender(calls, folder, rank, number):
 
 
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
-    agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print)
+    agents = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print)
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         late, status = sender(calls, tmp_path, 1, 1), WorkerStatus()
@@ -95,7 +95,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
 
 
 def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment, tmp_path):
-    agents, status = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), WorkerStatus()
+    agents, status = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), WorkerStatus()
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         sending = sender(calls, tmp_path, 0, 1)
@@ -114,7 +114,7 @@ def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment
 
 
 def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experiment, tmp_path, monkeypatch):
-    agents, paused = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), []
+    agents, paused = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), []
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
 
@@ -171,7 +171,7 @@ def test_files_that_cannot_be_written_are_reported_once_and_the_run_continues(ca
     said, there = [], tmp_path / "there"
     there.mkdir()
     (tmp_path / "spikes.jsonl").mkdir()  # in the way
-    agents = Agents(attempt(tmp_path, 1), experiment, ["a", "b"], {}, said.append)
+    agents = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, said.append)
     sending = Sender(calls, 0, attempt(tmp_path, 1), tmp_path / "heartbeats", FolderDelta(there))
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)

@@ -15,7 +15,7 @@ from launch.supervision.watchdog import Watchdog
 from suite.training.jsonl import read_lines
 
 
-class Attempts:
+class AttemptLog:
     """Records a run's attempts, numbered across resumes."""
 
     def __init__(self, path: Path) -> None:
