@@ -17,7 +17,7 @@ def run(tmp_path):
     one.path.mkdir(parents=True)
     one.experiment.write_text(find("t12_400m").with_settings("tracking.wandb=offline").to_toml())
     one.record.write_text('{"steps": 3}')
-    one.plan.write_text("the plan\n")
+    one.plan_text.write_text("the plan\n")
     return one
 
 
