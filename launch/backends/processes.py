@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # not needed to start processes
 PRELOAD = ["launch.backends.forked", "launch.worker.worker", "deepspeed"]
 """Imported once, by the forkserver: a worker then starts in a tenth of a second."""
 
-PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer"]
+PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep_layer"]
 """Imported by DeepSpeed's engine, with PyTorch's compiler: over two seconds in each worker. Preloaded only without a
 GPU: a process that has initialized CUDA must not be forked, and the compiler may do so."""
 

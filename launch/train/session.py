@@ -58,7 +58,7 @@ class Session:
     """Whether translations of a few held-out strings end the run; not in a sweep, which scores its members."""
     is_brief: bool = False
     """Whether a few steps are trained only to be compared: costs are estimated, operations are not counted, held-out
-    data not evaluated, and no page is drawn."""
+    data not evaluated, and no checkpoint is saved at the end and no page drawn."""
 
     def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
@@ -144,7 +144,7 @@ class CurrentRun:
             checkpoint_step=checkpoint_step,
             owner=f"{socket.gethostname()}, process {os.getpid()}, {uuid4().hex}",
             working_dir=None if in_job() else Path.cwd(),
-            validates=not session.is_brief,
+            is_brief=session.is_brief,
             costs=(CACHE / "costs").resolve(),
         )
 

@@ -145,7 +145,7 @@ def _train_stage(
         begin_attempt(attempt, experiment, coord, start, log)
         status.first_step = start
         batches = make_batches(experiment, attempt.data, source, executor, start)
-        validation = _validation(experiment, executor, source, loaded) if attempt.validates else None
+        validation = None if attempt.is_brief else _validation(experiment, executor, source, loaded)
         # the trackers
         system_metrics = SystemMetrics(run.system, coord, attempt.number, status, device)
         trackers, wandb_run = _trackers(experiment, plan, run, coord, start, notes, system_metrics, log)
@@ -171,6 +171,7 @@ def _train_stage(
             utilization,
             step_profiler(settings, run.profile, coord, device),
             _fingerprints(experiment, run, executor, optimizer, start),
+            saves_last=not attempt.is_brief,
         )
     with system_metrics:
         progress = train(setup, settings, Progress(start, int(notes.get("units", 0))))

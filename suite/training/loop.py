@@ -73,6 +73,8 @@ class TrainingSetup:
     """On the metrics rank, if the model's operations are known."""
     profiler: StepProfiler | None = None
     fingerprints: Fingerprints | None = None
+    saves_last: bool = True
+    """Whether the last step has a checkpoint."""
 
 
 @dataclass
@@ -124,7 +126,10 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
     if worker.profiler is not None:
         worker.profiler.end(None, worker.executor)
     with _saving(worker, None, "the last checkpoint", LAST_SAVE_TIMEOUT_S):
-        worker.saver.finish(progress.step, progress.units, improved)
+        if worker.saves_last:
+            worker.saver.finish(progress.step, progress.units, improved)
+        else:
+            worker.saver.wait()
     worker.executor.status.begin("end", None)
     return progress
 

@@ -210,8 +210,9 @@ def _initialize(
     if is_host(device):
         keep_on_the_host()
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    # otherwise DeepSpeed compiles an all-reduce kernel for inference at the first start, for half a minute
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # otherwise each worker runs a compiler to see which operators DeepSpeed could build, and the first one builds an
+    # all-reduce for inference, for half a minute
+    deepspeed.ops.__compatible_ops__ = {}
     for parameter in module.parameters():
         parameter.model_parallel = True  # type: ignore[attr-defined]  # otherwise DeepSpeed treats stages as copies
     mpu = SimpleNamespace(

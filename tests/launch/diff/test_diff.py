@@ -55,6 +55,7 @@ def test_plain_torch_and_two_stages_are_the_same_to_the_bit_and_other_micro_batc
     assert (code, errors) == (0, "")
     assert re.search(r"\na: /.*\nb: /.*\nall \d{3} tensors are the same to the bit\n$", out), out
     runs = sorted(str(run) for run in tmp_path.glob("runs/*/*"))
+    assert not list(tmp_path.glob("runs/*/*/checkpoints/0*")), "nobody reads them"
     code, again, _ = call("diff", "--run", " ".join(runs), folder=tmp_path)
     assert (code, again.splitlines()[-1]) == (0, out.splitlines()[-1])
     code, out, _ = diff(tmp_path, "right", "pipeline.micro_batches=2", "pipeline.micro_batches=4", "--steps", "1")

@@ -54,6 +54,22 @@ def test_deepspeed_takes_the_gpu_of_the_worker(index):
     assert set(moved_to) == {f"cuda:{index}"}
 
 
+def without_compiler(rank, world, rendezvous):
+    join(rank, world, rendezvous)
+    import deepspeed
+
+    def ask(*_):
+        raise AssertionError("a compiler runs for a tenth of a second in each worker")
+
+    deepspeed.ops._probe_compatible_ops = ask
+    make_state(ReplicatedState, RankCoord(rank, 1, 1), Layer(), torch.device("cpu"))
+    return deepspeed.ops.__compatible_ops__
+
+
+def test_deepspeed_does_not_ask_a_compiler_which_operators_it_could_build():
+    assert run_processes(without_compiler, 1) == [{}]
+
+
 def device_on_a_machine_with_a_gpu(rank, world, rendezvous):
     """Returns where DeepSpeed moves a stage on the CPU if it was imported for a GPU."""
     join(rank, world, rendezvous)
