@@ -158,7 +158,7 @@ class LoopSettings(FrozenRecord):
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of initial weights, dropout and data order."""
     checkpoint_every: Annotated[int, Unit("steps")] = Field(50, ge=1)
-    """Interval of checkpoints; the last step always writes one."""
+    """Interval of checkpoints; the last step writes one too, but for `gpipe check` and `gpipe diff`."""
     init_from: str | None = None
     """Folder or id of a run whose best, otherwise latest, checkpoint has the initial weights. The last layer starts
     anew on images, and where shapes differ."""

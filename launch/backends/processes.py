@@ -34,7 +34,7 @@ PRELOAD = ["launch.backends.forked", "launch.worker.worker", "deepspeed"]
 """Imported once, by the forkserver: a worker then starts in a tenth of a second."""
 
 PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_inject.auto_ep_layer"]
-"""Imported by DeepSpeed's engine, with PyTorch's compiler: over two seconds in each worker. Preloaded only without a
+"""Imported by DeepSpeed's engine, the first with PyTorch's compiler: over two seconds in each worker. Only without a
 GPU: a process that has initialized CUDA must not be forked, and the compiler may do so."""
 
 DATA_LIBRARIES = ["datasets", "transformers"]

@@ -27,7 +27,8 @@ INTRODUCTION = f"""\
 also prints the values in one experiment; `--scale` and `--set` work as in `gpipe experiment`.
 
 Set a value with `SET="train.steps=50 pipeline.stages=4"`, or `--set` on the command line. A setting whose default is
-`{REQUIRED}` has a value of its own in every experiment.
+`{REQUIRED}` has a value of its own in every experiment. `transformer_<L>` has the task `language_model`, your own
+models have `custom` ([own-model.md](own-model.md)).
 """
 
 
@@ -54,12 +55,15 @@ class _Section(NamedTuple):
 
 
 def all_settings() -> list[_Section]:
-    """Returns the settings that all experiments have, then those of each task alone."""
+    """Returns the settings that all experiments have, then for each task those that not all have."""
     tasks = {task: describe_settings(record) for task, record in TASKS.items()}
     common = [row for row in next(iter(tasks.values())) if all(row in rows for rows in tasks.values())]
     return [
         _Section("All experiments", common),
-        *(_Section(f"Task `{task}` alone", [row for row in rows if row not in common]) for task, rows in tasks.items()),
+        *(
+            _Section(f"Task `{task}`: more settings", [row for row in rows if row not in common])
+            for task, rows in tasks.items()
+        ),
         _Section("`gpipe score`", describe_settings(ScoreRecord)),
     ]
 

@@ -93,9 +93,8 @@ def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, l
     checkpoints = list_checkpoints(location, log)
     if not checkpoints:
         check_published(run, location)
-        raise CheckpointError(
-            f"run {run.path} has no valid checkpoint; train it to its first one with {resume_command(run)}"
-        )
+        how = "short trainings save none" if run.record.exists() else f"get its first one with {resume_command(run)}"
+        raise CheckpointError(f"run {run.path} has no valid checkpoint; {how}")
     return in_order(checkpoints, choice, f"run {run.path}")
 
 

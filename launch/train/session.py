@@ -58,7 +58,7 @@ class Session:
     """Whether translations of a few held-out strings end the run; not in a sweep, which scores its members."""
     is_brief: bool = False
     """Whether a few steps are trained only to be compared: costs are estimated, operations are not counted, held-out
-    data not evaluated, and no checkpoint is saved at the end and no page drawn."""
+    data not evaluated, no checkpoint is made for the last step, and no page drawn."""
 
     def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that

@@ -43,7 +43,7 @@ class Attempt:
     """The folder that the command was started in, for a file of a user's that reads relative paths; None for a job,
     whose workers start in the job's own."""
     is_brief: bool = False
-    """Whether its few steps are only compared: nothing is evaluated, and the last step has no checkpoint."""
+    """Whether its few steps are only compared: nothing is evaluated, and no checkpoint made for the last step."""
     costs: Path | None = None
     """The folder of measured costs, which has the device's measured peak too."""
     heartbeats: Path | None = None

@@ -74,7 +74,7 @@ class TrainingSetup:
     profiler: StepProfiler | None = None
     fingerprints: Fingerprints | None = None
     saves_last: bool = True
-    """Whether the last step has a checkpoint."""
+    """Whether the last step has a checkpoint, also where none is due."""
 
 
 @dataclass

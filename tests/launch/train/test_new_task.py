@@ -159,6 +159,6 @@ def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> N
         WANDB_MODE="disabled",
     )
     assert "squares (squares): Squares of random numbers." in printed
-    assert "Task `squares` alone" in printed
+    assert "Task `squares`: more settings" in printed
     assert "done: 6 steps, 48 rows" in printed
     assert "done: 8 steps, 64 rows" in printed
