@@ -41,7 +41,7 @@ DATA_LIBRARIES = ["datasets", "transformers"]
 """Read prepared data. Preloaded where the driver has imported them too, and for workers whose driver is elsewhere."""
 
 ROOT_CAUSE_DELAY_S = 5.0
-"""Seconds to wait for the root cause once a worker has reported a lost neighbour."""
+"""Seconds to wait for the root cause once a worker has reported a lost peer."""
 
 SAFE_PATH = "PYTHONSAFEPATH"
 """Keeps Python from searching the current folder for modules."""

@@ -210,7 +210,7 @@ def _wait_for_workers(agents: AgentGroup, watchdog: Watchdog) -> None:
         if len(reports) == agents.workers and not failures:
             return
         if failures:
-            # a worker delays its report of a lost neighbour, so that the neighbour's own failure comes first
+            # a worker delays its report of a lost peer, so that the peer's own failure comes first
             raise min(failures, key=lambda error: (isinstance(error, PeerLostError), isinstance(error, StallError)))
         if watchdog.should_stop:
             raise WorkerError("the workers were ended")

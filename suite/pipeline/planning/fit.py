@@ -174,9 +174,9 @@ class MemoryFit:
         lightest = self.lightest_partition()
         if self.machine.stages:
             return lightest
-        return tuple(with_even_stages(lightest, self._seconds(self.costs), self._stage_of_cells()))
+        return tuple(with_even_stages(lightest, self._seconds(self.costs), self._cell_to_stage()))
 
-    def _stage_of_cells(self) -> list[int]:
+    def _cell_to_stage(self) -> list[int]:
         return [self.placement.stage_of(cell) for cell in range(self._count)]
 
     def choose_devices(self, devices: Sequence[StageDevice], in_memory: bool = True) -> tuple[StageDevice, ...]:
@@ -209,7 +209,7 @@ class MemoryFit:
         stages = range(self.placement.stages)
         seconds = [self._seconds(self.machine.costs_on(stage, self.costs)) for stage in stages]
         ends = [end for stage in stages if (end := furthest_end(stage))]
-        return partition_unequal(seconds, self._stage_of_cells(), self._count, ends or None)[1]
+        return partition_unequal(seconds, self._cell_to_stage(), self._count, ends or None)[1]
 
     def _lightest_cells(self) -> list[range]:
         with as_plan_error():

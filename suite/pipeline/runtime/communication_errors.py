@@ -1,4 +1,4 @@
-"""What an error of gloo or NCCL means: a wait timed out, a neighbour has ended, shared memory is too small.
+"""What an error of gloo or NCCL means: a wait timed out, a peer has ended, shared memory is too small.
 
     gloo    [gloo/transport/tcp/pair.cc:537] Connection closed by peer     says what happened
     NCCL    NCCL error in: NCCLUtils.hpp:268, unhandled system error       the same for every system call
