@@ -23,6 +23,7 @@ from experiments.base.setting_faults import contradictions
 from suite.errors import SettingError
 from suite.log import Log
 from suite.paths import hide_secrets
+from suite.pipeline.model.layers import shortened
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import Sample
 from suite.pipeline.schedule import csv_file
@@ -66,6 +67,8 @@ class Experiment(FrozenRecord):
     """Whether all steps are traced, not a few."""
     shrunk: tuple[str, ...] = ()
     """How its scale changed a run of the paper (``changes_from``)."""
+    most_equal_layers: int | None = None
+    """How many of equal layers in a row are kept. No setting: ``gpipe check`` shortens a model too large for it."""
 
     _prepared: Path | None = PrivateAttr(default=None)
     """Folder of the prepared data that samples are taken from; no setting."""
@@ -86,9 +89,14 @@ class Experiment(FrozenRecord):
         return f"{self.name} at scale {self.scale}"
 
     @property
-    @abstractmethod
     def list_length(self) -> int:
         """Layers of the model."""
+        return self.whole_length if self.most_equal_layers is None else len(self.build()[0])
+
+    @property
+    @abstractmethod
+    def whole_length(self) -> int:
+        """Layers that ``build_whole`` returns."""
 
     @property
     @abstractmethod
@@ -104,9 +112,14 @@ class Experiment(FrozenRecord):
         """Returns a copy on another text or image set."""
         return self.with_settings([f"{self.data_setting}={name}"])
 
-    @abstractmethod
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, on the meta device, and the loss."""
+        layers, loss = self.build_whole()
+        return shortened(layers, self.most_equal_layers), loss
+
+    @abstractmethod
+    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
+        """Returns all layers, on the meta device, and the loss."""
 
     @property
     @abstractmethod

@@ -41,7 +41,7 @@ class TextExperiment(Experiment):
         return errors
 
     @property
-    def list_length(self) -> int:
+    def whole_length(self) -> int:
         return self.model.list_length
 
     @property
@@ -64,4 +64,4 @@ class TextExperiment(Experiment):
         return random_ids(rows, length, self.text.vocabulary)
 
     def key(self) -> str:
-        return cost_key(self, self.model)
+        return cost_key(self, self.model, self.most_equal_layers)

@@ -75,7 +75,7 @@ class CustomExperiment(Experiment):
         return f"{self.source} has changed since the run; its layers are as they are now"
 
     @property
-    def list_length(self) -> int:
+    def whole_length(self) -> int:
         return self.layer_count
 
     @property
@@ -142,7 +142,7 @@ class CustomExperiment(Experiment):
     def data_source(self, data: Path, coord: RankCoord) -> CustomSource:
         return CustomSource(self, coord)
 
-    def build(self) -> tuple[list[nn.Module], nn.Module]:
+    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the spec's layers on the meta device, and its loss. Raises SettingError when their number is not
         that of the run."""
         layers, loss = build(self.spec)

@@ -100,7 +100,7 @@ def load_spec(source: str, seed: int) -> TrainSpec:
         with seeded(seed):
             run = _run_of(load_sweep(f"{place}:{name}"), source, label)
     with seeded(seed):
-        function = run if label else _function(place, name)
+        function = run if label else find_function(place, name)
         spec = called(function, place, source)
     if isinstance(spec, SweepSpec):
         raise SettingError(f"{source} returned a SweepSpec, which `gpipe sweep {source}` runs; a run is a TrainSpec")
@@ -116,7 +116,7 @@ def load_sweep(source: str) -> SweepSpec:
     """Returns the sweep that the function makes. Raises SettingError for a function that does not exist, fails or
     returns anything else than a SweepSpec, and for runs that cannot be told apart."""
     place, name, _ = Source.parse(source)
-    spec = called(_function(place, name), place, source)
+    spec = called(find_function(place, name), place, source)
     if isinstance(spec, TrainSpec):
         raise SettingError(
             f"{source} returned a TrainSpec, which `gpipe experiment {source}` trains; a sweep is a suite.SweepSpec"
@@ -188,7 +188,7 @@ def digest(source: str) -> str:
 def description(source: str) -> str:
     """Returns the first line of the function's docstring."""
     place, name, _ = Source.parse(source)
-    return (_function(place, name).__doc__ or "").strip().split("\n")[0]
+    return (find_function(place, name).__doc__ or "").strip().split("\n")[0]
 
 
 def _is_file(place: str) -> bool:
@@ -242,11 +242,12 @@ def _module(place: str) -> ModuleType:
     return module
 
 
-def _function(place: str, name: str) -> Callable[[], Any]:
+def find_function(place: str, name: str) -> Callable[..., Any]:
+    """Returns a function of a file or a module. Raises SettingError where there is none."""
     module = _module(place)
     function = getattr(module, name, None)
     if callable(function):
-        result: Callable[[], Any] = function
+        result: Callable[..., Any] = function
         return result
     own = [
         key

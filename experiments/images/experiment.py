@@ -57,7 +57,7 @@ class ImageExperiment(Experiment):
         ]
 
     @property
-    def list_length(self) -> int:
+    def whole_length(self) -> int:
         return self.model.list_length
 
     @property
@@ -68,7 +68,7 @@ class ImageExperiment(Experiment):
     def data(self) -> str:
         return self.images.source
 
-    def build(self) -> tuple[list[nn.Module], nn.Module]:
+    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
         with meta_device():
             return layers(self.model), ClassificationLoss(self.model.label_smoothing)
 
@@ -94,7 +94,7 @@ class ImageExperiment(Experiment):
         return MicroBatch((images,), (torch.randint(0, model.classes, (rows,), generator=generator),))
 
     def key(self) -> str:
-        return cost_key(self, self.model)
+        return cost_key(self, self.model, self.most_equal_layers)
 
     def check_data(self) -> None:
         from suite.data.images.sets import check_source

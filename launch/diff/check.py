@@ -22,6 +22,7 @@ from launch.diff.command import fingerprints_of
 from launch.diff.compare import Comparison, compare
 from launch.diff.layer_traits import LayerTraits, find_traits
 from launch.diff.short_training import ShortTraining
+from launch.diff.shortening import shortened_to_fit
 from launch.runs.store import CACHE, RunFolder, remove_run
 from suite.errors import PlanError, SuiteError
 from suite.settings import AUTO, PipelineSettings
@@ -48,6 +49,7 @@ def check(training: ShortTraining, console: Console) -> bool:
         count = max(1, min(MICRO_BATCHES, requested.min_rows) // asked.replicas)
         asked = asked.model_copy(update={"micro_batches": count})
     micro_batches = asked.micro_batches * asked.replicas
+    requested = shortened_to_fit(requested, lambda layers: _shapes(micro_batches, layers, False)[0], console)
     chosen = training.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
     data = chosen.data_folder(CACHE).resolve()
     if faults := chosen.with_prepared(data).trial_errors():

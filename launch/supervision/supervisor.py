@@ -6,6 +6,7 @@ attempt 2                 checkpoint 50 ---- steps ------------ done     resumes
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
+from experiments.custom.loading import absolute
 from launch import interrupts
 from launch.runs.store import resume_command
 from launch.supervision.attempt_log import AttemptLog
@@ -23,7 +25,6 @@ from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
 from suite.errors import PlacementError, SuiteError, WorkerError, typed_line
 from suite.log import Log
-from suite.pipeline.runtime.fault_injection import parse_faults, read_fault_plan
 
 
 class Launcher(Protocol):
@@ -50,9 +51,10 @@ class Supervisor:
         """``log`` receives each failure, and the response to it."""
         self._experiment, self._plan, self._attempt = experiment, plan, attempt
         self._launcher, self._replan, self._log = launcher, replan, log
-        self._fault_plan = read_fault_plan()
-        if self._fault_plan:
-            log(f"GPIPE_FAULTS injects {len(parse_faults(self._fault_plan))} faults into this run")
+        hook = os.environ.get("GPIPE_WORKER_HOOK")
+        self._hook = absolute(hook) if hook else ""
+        if hook:
+            log(f"each worker first calls {hook} (GPIPE_WORKER_HOOK)")
         self._requested_devices = attempt.workers
         self._checkpoint_step = attempt.checkpoint_step
         """Step of the checkpoint that the user chose; None once an attempt has started from it."""
@@ -89,7 +91,7 @@ class Supervisor:
             self._attempt,
             number=self._attempts.begin(self._experiment),
             resume=self._attempt.resume or bool(self._causes),
-            fault_plan=self._fault_plan,
+            hook=self._hook,
             checkpoint_step=self._checkpoint_step,
         )
         self._earlier_record = _content(attempt.run.record) if attempt.checkpoint_step is not None else None

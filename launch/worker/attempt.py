@@ -48,8 +48,8 @@ class Attempt:
     """The folder of measured costs, which has the device's measured peak too."""
     heartbeats: Path | None = None
     """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
-    fault_plan: str = ""
-    """Faults to inject in tests (``suite.pipeline.runtime.fault_injection``)."""
+    hook: str = ""
+    """``path.py:function[argument]`` of GPIPE_WORKER_HOOK, called before a worker is assembled; tests inject faults."""
 
     @property
     def run(self) -> RunFolder:

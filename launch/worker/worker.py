@@ -15,6 +15,7 @@ from torch import nn
 
 from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
+from experiments.custom.loading import Source, find_function
 from launch.runs.checkpoints import checkpoint_location, note_published
 from launch.runs.record import write_record
 from launch.runs.store import RunFolder
@@ -37,7 +38,6 @@ from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.communication_errors import explain, summary
 from suite.pipeline.runtime.executor import Executor
-from suite.pipeline.runtime.fault_injection import inject_faults
 from suite.pipeline.runtime.p2p import MessageTimeout
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
@@ -73,8 +73,9 @@ def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: i
         else nullcontext()
     ):
         try:
-            if attempt.fault_plan:
-                inject_faults(attempt.fault_plan, coord, attempt.number, run.checkpoints, status)
+            if attempt.hook:
+                source = Source.parse(attempt.hook)
+                find_function(source.place, source.function)(source.label, coord, attempt, status)
             torch.set_num_threads(threads_of(experiment))
             keep_freed_memory()
             profiled = experiment.train.profile_steps is not None

@@ -15,9 +15,9 @@ from launch.supervision.supervisor import Supervisor
 from launch.worker.attempt import run_logger
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
-from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.training.jsonl import read_lines
 from suite.training.metrics import is_step, read_steps
+from tests.faults.injection import VARIABLE, hook
 from tests.launch.records import write_records
 from tests.suite.pipeline.build import parameters_of
 from tests.suite.training.checkpoint.saves import layer_files
@@ -124,7 +124,7 @@ class Trials:
     def train(self, monkeypatch, settings: str, faults=(), each=lambda: None):
         """Runs to the end under a plan of faults; calls ``each`` before every attempt."""
         experiment, plan, attempt = self.job(settings)
-        monkeypatch.setenv(VARIABLE, json.dumps(list(faults)) if faults else "")
+        monkeypatch.setenv(VARIABLE, hook(faults))
         messages = run_logger(attempt.run.messages)
         error, launcher = None, Watched(each)
         try:

@@ -28,6 +28,7 @@ from suite.errors import (
     WorkerError,
 )
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.faults.injection import hook
 from tests.launch.command_line import environment, gpipe_here
 
 OWN = """
@@ -68,8 +69,8 @@ def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worke
     out = gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local")
     assert f"whether it trains as in plain PyTorch: {command('check', NAME='own.py:small')}\n" in out
     spawned, expected = trained(tmp_path)
-    killed = json.dumps([{"fault": "kill", "stage": 1, "step": 3}])
-    code, shown = torchrun(tmp_path, "experiment", "own.py:small", GPIPE_FAULTS=killed)
+    killed = hook([{"fault": "kill", "stage": 1, "step": 3}])
+    code, shown = torchrun(tmp_path, "experiment", "own.py:small", GPIPE_WORKER_HOOK=killed)
     assert code == 0, shown
     run, bits = trained(tmp_path, but=spawned)
     assert bits == expected

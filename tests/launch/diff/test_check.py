@@ -3,13 +3,14 @@
 import re
 
 import pytest
+import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from launch.diff import check as checking
 from launch.diff import plain_training, short_training
-from suite.errors import PlacementError
+from suite import TrainSpec
 from suite.settings import PipelineSettings
 from tests.launch.command_line import call, refusal
 from tests.launch.diff.test_diff import Remembers, spec
@@ -78,17 +79,56 @@ def test_what_no_pipeline_can_train_is_refused(tmp_path, name, parts):
     assert all(part in found for part in parts), found
 
 
+def wide(layers=40):
+    """Its weights, gradients and optimizer take a MiB a layer."""
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(3))
+    middle = [nn.Linear(256, 256) for _ in range(layers - 2)]
+    return TrainSpec(
+        layers=[nn.Linear(256, 256, bias=False), *middle, nn.Linear(256, 256, bias=False)], loss=nn.MSELoss(),
+        train=list(zip(x, x, strict=True)), batch_size=8, micro_batches=4,
+    )  # fmt: skip
+
+
+def widest():
+    return wide(3)
+
+
+def test_a_model_that_is_too_large_for_one_process_is_checked_with_fewer_equal_layers(tmp_path, monkeypatch):
+    """Two replicas on 24 MiB have 12 each, of which 30% stay free: 8 layers, unless activations take the last one."""
+    machine = Cluster(2, 12 << 20, "cpu")
+    monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
+    monkeypatch.setattr(short_training, "this_machine", lambda: machine)
+    monkeypatch.setattr(checking, "_shapes", lambda *_: ([PipelineSettings(replicas=2, micro_batches=2)], []))
+    code, out, errors = check(tmp_path, "wide", "--steps", "1")
+    assert (code, errors) == (0, ""), out
+    found = re.search(r"(\d+) of its 40 layers are checked, the first (\d+) of each row of equal ones", out)
+    assert found is not None, out
+    kept, most = map(int, found.groups())
+    assert 4 <= kept == most + 2 <= 8, out
+    assert f"\n{kept} layers, 1 steps of 4 micro-batches\n" in out
+    assert out.endswith(" are the same training as plain PyTorch\n")
+
+
+def test_a_model_without_equal_layers_that_is_too_large_is_refused(tmp_path, monkeypatch):
+    machine = Cluster(2, 1 << 20, "cpu")
+    monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
+    found = refusal("check", f"{__file__}:widest", folder=tmp_path)
+    assert "in one process, where 196,864 parameters" in found
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_a_model_that_is_too_large_for_one_process_is_refused_with_numbers(monkeypatch, kind):
+def test_what_a_model_lacks_in_one_process_is_said_with_numbers(monkeypatch, kind):
     """All cores share the memory; a process has one GPU. Weights and gradients take 4 bytes each; Adafactor's rows and
     columns are not counted."""
     gib = 8 * 6_040_979_968 / 2**30
     machine = Cluster(2, 40 << 30, "gpu") if kind == "gpu" else Cluster(2, 20 << 30, "cpu")
     monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
-    with pytest.raises(PlacementError, match=f"6,040,979,968 parameters .* take {gib:.1f} GiB and there are 40.0;"):
-        plain_training.check_fits(find("t128_6b"))
+    found = plain_training.shortage(find("t128_6b"))
+    assert found.endswith(
+        f"6,040,979,968 parameters with gradients and optimizer take {gib:.1f} GiB and there are 40.0"
+    )
     monkeypatch.setattr(plain_training, "this_machine", lambda: Cluster(2, 25 << 30, "cpu"))
-    plain_training.check_fits(find("t128_6b"))
+    assert plain_training.shortage(find("t128_6b")) == ""
 
 
 @pytest.mark.parametrize(("gpus", "devices", "gib"), [(1, 4, 20), (2, 4, 40), (3, 6, 40), (8, 8, 80)])

@@ -61,7 +61,7 @@ class SquaresExperiment(Experiment):
     train: Settings
 
     @property
-    def list_length(self) -> int:
+    def whole_length(self) -> int:
         return 3
 
     @property
@@ -76,7 +76,7 @@ class SquaresExperiment(Experiment):
     def min_rows(self) -> int:
         return self.batch
 
-    def build(self):
+    def build_whole(self):
         with torch.device("meta"):
             return [Hidden(WIDTH, 16), Hidden(16, 16), nn.Linear(16, WIDTH)], Loss()
 

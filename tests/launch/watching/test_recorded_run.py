@@ -17,6 +17,7 @@ from launch.runs.store import RunFolder
 from launch.watching import watch as watching
 from launch.watching.report import short_labels
 from launch.watching.run_state import read_state
+from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import gpipe_here, refusal
 
 SETTINGS = (
@@ -48,7 +49,7 @@ def watched(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
         patch.chdir(folder)
-        patch.setenv("GPIPE_FAULTS", json.dumps(FAULTS))
+        patch.setenv(VARIABLE, hook(FAULTS))
         patch.setattr(watching, "LINES_EVERY_S", 0.5)
         watcher = pool.submit(watch)
         try:

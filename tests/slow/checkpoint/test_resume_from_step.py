@@ -9,8 +9,8 @@ from launch.backends.processes import ProcessLauncher
 from launch.supervision.supervisor import Supervisor
 from launch.worker.attempt import run_logger
 from suite.errors import CheckpointError
-from suite.pipeline.runtime.fault_injection import VARIABLE
 from suite.training.jsonl import read_lines
+from tests.faults.injection import VARIABLE, hook
 from tests.slow.trial import Trial
 from tests.suite.training.checkpoint.saves import layer_files
 
@@ -27,7 +27,7 @@ def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the
     _, plan, attempt = trials.job_of(trial.run, experiment, resume=True)
     attempt = replace(attempt, checkpoint_step=9)
     kill = {"fault": "kill", "attempt": 2, "stage": 0, "step": 10, "action": "F1"}
-    monkeypatch.setenv(VARIABLE, json.dumps([kill]))
+    monkeypatch.setenv(VARIABLE, hook([kill]))
     seen = []
 
     class Looking(ProcessLauncher):

@@ -1,6 +1,5 @@
 """A node that shares no folder with the driver's: the run's files are carried, checkpoints go to a URL."""
 
-import json
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
+from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import command, environment
 from tests.slow.supervision import test_nodes
 from tests.slow.supervision.test_nodes import Driver, losses
@@ -79,7 +79,7 @@ def test_a_run_over_nodes_that_share_nothing_is_whole_and_survives_a_kill(
     tmp_path,
     monkeypatch,
 ):
-    monkeypatch.setenv("GPIPE_FAULTS", json.dumps([{"fault": "kill", "stage": 1, "step": 22, "action": "B1"}]))
+    monkeypatch.setenv(VARIABLE, hook([{"fault": "kill", "stage": 1, "step": 22, "action": "B1"}]))
     driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
     driver.wait(300)
     assert "the run's folder is not shared, its files are copied" in driver.printed.replace("\n", " ")
@@ -99,7 +99,7 @@ def test_a_resumed_run_outlives_the_heartbeats_of_the_earlier_one(apart, drive, 
     driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
     driver.wait(300)
     pauses = [{"fault": "sleep", "stage": 1, "step": step, "action": "B1", "seconds": 5} for step in (42, 44, 46)]
-    variables = {"RAY_ADDRESS": apart.cluster.address, "GPIPE_FAULTS": json.dumps(pauses)}
+    variables = {"RAY_ADDRESS": apart.cluster.address, VARIABLE: hook(pauses)}
     start = time.monotonic()
     subprocess.run(
         command("resume", str(driver.run), "--set", f"train.steps={STEPS + 10}"), cwd=driver.folder,

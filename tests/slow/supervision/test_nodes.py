@@ -17,6 +17,7 @@ from launch.runs.store import RunFolder
 from launch.watching.run_state import read_state
 from launch.worker.heartbeat import read_heartbeats
 from suite.training.metrics import read_steps
+from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import SMALL_1F1B, environment
 
 SETTINGS = (
@@ -202,7 +203,7 @@ def test_a_struck_worker_on_a_node_of_its_own_is_replaced_and_no_bit_is_lost(
     machines, drive, monkeypatch, undisturbed, blow
 ):
     cluster = machines(2)
-    monkeypatch.setenv("GPIPE_FAULTS", json.dumps([{"fault": blow, "stage": 1, "step": 22, "action": "B1"}]))
+    monkeypatch.setenv(VARIABLE, hook([{"fault": blow, "stage": 1, "step": 22, "action": "B1"}]))
     driver = drive(cluster, "")
     driver.until(lambda: driver.training(15), 180)
     driver.wait(240)

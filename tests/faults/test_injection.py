@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from launch.worker.attempt import Attempt
 from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
-from suite.pipeline.runtime.fault_injection import InjectedError, inject_faults, parse_faults, read_fault_plan
 from suite.pipeline.runtime.p2p import P2PCommunicator
 from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
+from tests.faults.injection import InjectedError, inject
 from tests.suite.pipeline.build import CPU
 from tests.suite.pipeline.toy import SumLoss
 
@@ -26,7 +27,7 @@ PLACE = RankCoord(1, 3, 1)
 def of(tmp_path, *faults, attempt=1):
     """Returns the status of a worker that these faults strike."""
     status = WorkerStatus()
-    inject_faults(json.dumps(faults), PLACE, attempt, tmp_path, status)
+    inject(json.dumps(faults), PLACE, Attempt(tmp_path, tmp_path, 3, number=attempt), status)
     return status
 
 
@@ -37,7 +38,7 @@ def stage_of(count, loss=None):
     return Stage(layers, [range(4, 4 + count)], loss, CPU, "fp32", 7)
 
 
-def test_without_a_plan_for_this_worker_nothing_is_wrapped(tmp_path, monkeypatch):
+def test_without_a_plan_for_this_worker_nothing_is_wrapped(tmp_path):
     def wrapped(*faults, **others):
         return "begin" in vars(of(tmp_path, *faults, **others))
 
@@ -47,9 +48,6 @@ def test_without_a_plan_for_this_worker_nothing_is_wrapped(tmp_path, monkeypatch
     assert wrapped({"fault": "sleep", "step": 9, "attempt": None}, attempt=2)
     with pytest.raises(SettingError):
         of(tmp_path, {"fault": "flood"})
-    (tmp_path / "plan.json").write_text('[{"fault": "kill"}]\n')
-    monkeypatch.setenv("GPIPE_FAULTS", str(tmp_path / "plan.json"))
-    assert [fault.fault for fault in parse_faults(read_fault_plan())] == ["kill"]
 
 
 def test_a_fault_strikes_once_and_only_where_it_is_meant(tmp_path):
@@ -140,10 +138,11 @@ def test_messages_are_late_by_chance(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_an_error_of_writing_and_kills_nobody(tmp_path):
     script = (
-        "import sys; from pathlib import Path; from suite.pipeline.runtime.fault_injection import inject_faults; "
-        "from suite.pipeline.model.topology import RankCoord; folder = Path(sys.argv[1]); "
+        "import sys; from pathlib import Path; from tests.faults.injection import inject; "
+        "from launch.worker.attempt import Attempt; folder = Path(sys.argv[1]); "
+        "from suite.pipeline.model.topology import RankCoord; attempt = Attempt(folder, folder, 1); "
         "from suite.pipeline.runtime.worker_status import WorkerStatus; status = WorkerStatus(); "
-        """inject_faults('[{"fault": "full", "bytes": 100}]', RankCoord(0, 1, 1), 1, folder, status); """
+        """inject('[{"fault": "full", "bytes": 100}]', RankCoord(0, 1, 1), attempt, status); """
         "(folder / 'small').write_text('x' * 100); (folder / 'large').write_text('x' * 101)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)

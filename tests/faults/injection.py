@@ -1,6 +1,6 @@
-"""Injects planned faults into workers, for tests: wraps a worker's parts from outside. Without a plan it does nothing.
+"""Injects planned faults into workers: wraps a worker's parts from outside.
 
-    GPIPE_FAULTS='[{"fault": "kill", "stage": 1, "step": 3, "action": "B2"}]'       or the name of a file that holds it
+    GPIPE_WORKER_HOOK='tests/faults/injection.py:inject[[{"fault": "kill", "stage": 1, "step": 3, "action": "B2"}]]'
 
     kill, stop, exit   the process, by SIGKILL, SIGSTOP, exit code 1
     raise, sleep       in the main thread; with ``layer`` in its forward
@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -21,7 +22,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError, model_validator
 from torch import Tensor, nn
 
+from launch.worker.attempt import Attempt
 from suite.errors import SettingError
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.topology import RankCoord
@@ -38,7 +40,12 @@ from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
 from suite.settings import FrozenRecord
 
-VARIABLE = "GPIPE_FAULTS"
+VARIABLE = "GPIPE_WORKER_HOOK"
+
+
+def hook(faults: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the value of the variable for a plan; empty without faults."""
+    return f"{Path(__file__).resolve()}:inject[{json.dumps(faults)}]" if faults else ""
 
 
 class InjectedError(Exception):
@@ -70,17 +77,6 @@ class Fault(FrozenRecord):
         return self
 
 
-def read_fault_plan() -> str:
-    """Returns the JSON text in GPIPE_FAULTS or in the file that it names; empty without one."""
-    text = os.environ.get(VARIABLE, "").strip()
-    if not text or text.startswith("["):
-        return text
-    try:
-        return Path(text).read_text()
-    except OSError as error:
-        raise SettingError(f"{VARIABLE} is neither a list of faults nor a file of one: {error}") from None
-
-
 def parse_faults(plan: str) -> list[Fault]:
     """Returns the faults of a plan. Raises SettingError for an invalid one."""
     try:
@@ -90,16 +86,16 @@ def parse_faults(plan: str) -> list[Fault]:
         raise SettingError(f"{VARIABLE} holds no plan of faults: {message}") from None
 
 
-def inject_faults(plan: str, coord: RankCoord, attempt: int, checkpoints: Path, status: WorkerStatus) -> None:
+def inject(plan: str, coord: RankCoord, attempt: Attempt, status: WorkerStatus) -> None:
     """Prepares the planned faults of one attempt of this worker, and injects those at ``start``.
 
-    Call it before the worker is assembled; the stage is found through ``status``. Raises SettingError for an invalid
-    plan.
+    It is called before the worker is assembled; the stage is found through ``status``. Raises SettingError for an
+    invalid plan.
     """
     faults = [
         fault
         for fault in parse_faults(plan)
-        if fault.attempt in (None, attempt)
+        if fault.attempt in (None, attempt.number)
         and fault.replica in (None, coord.replica)
         and fault.stage in (None, coord.stage)
     ]
@@ -108,7 +104,7 @@ def inject_faults(plan: str, coord: RankCoord, attempt: int, checkpoints: Path, 
     delays = [fault.seconds for fault in faults if fault.fault == "delay"]
     if delays:
         _delay_sends(max(delays), random.Random(coord.rank))
-    _FaultInjector(faults, checkpoints, status).wrap_begin()
+    _FaultInjector(faults, attempt.run.checkpoints, status).wrap_begin()
     status.begin("start", None)
 
 
