@@ -12,6 +12,7 @@ from experiments.base.overrides import paths
 from experiments.registry import TASKS
 from launch.cli import app
 from launch.cli_options import LauncherName
+from tests.slow.commands import EXAMPLES
 
 ROOT = Path(__file__).parents[1]
 SLOW = sorted((ROOT / "tests/slow").rglob("*.py"))
@@ -36,3 +37,7 @@ def test_the_patterns_find_settings_commands_and_launchers() -> None:
     assert len(SETTING.findall(text)) > 50
     assert {"experiment", "sweep"} <= set(COMMAND.findall(text))
     assert LAUNCHER.findall(text)
+
+
+def test_each_command_has_an_example() -> None:
+    assert {example.name for example in EXAMPLES} == set(typer.main.get_command(app).commands)

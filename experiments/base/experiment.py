@@ -20,10 +20,10 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.data_source import DataSource
 from experiments.base.setting_faults import contradictions
+from experiments.base.workload import cost_key
 from suite.errors import SettingError
 from suite.log import Log
 from suite.paths import hide_secrets
-from suite.pipeline.model.layers import shortened
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import Sample
 from suite.pipeline.schedule import csv_file
@@ -67,8 +67,8 @@ class Experiment(FrozenRecord):
     """Whether all steps are traced, not a few."""
     shrunk: tuple[str, ...] = ()
     """How its scale changed a run of the paper (``changes_from``)."""
-    most_equal_layers: int | None = None
-    """How many of equal layers in a row are kept. No setting: ``gpipe check`` shortens a model too large for it."""
+    kept_layers: tuple[int, ...] | None = None
+    """The layers that are left of a model which ``gpipe check`` has shortened; None: all. No setting."""
 
     _prepared: Path | None = PrivateAttr(default=None)
     """Folder of the prepared data that samples are taken from; no setting."""
@@ -91,7 +91,7 @@ class Experiment(FrozenRecord):
     @property
     def list_length(self) -> int:
         """Layers of the model."""
-        return self.whole_length if self.most_equal_layers is None else len(self.build()[0])
+        return self.whole_length if self.kept_layers is None else len(self.kept_layers)
 
     @property
     @abstractmethod
@@ -115,7 +115,7 @@ class Experiment(FrozenRecord):
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, on the meta device, and the loss."""
         layers, loss = self.build_whole()
-        return shortened(layers, self.most_equal_layers), loss
+        return (layers if self.kept_layers is None else [layers[index] for index in self.kept_layers]), loss
 
     @abstractmethod
     def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
@@ -143,7 +143,11 @@ class Experiment(FrozenRecord):
 
     @abstractmethod
     def key(self) -> str:
-        """Returns a key that is equal for equal layer costs: of layers, sample and update."""
+        """Returns a key that is equal for equal layer costs: of layers, sample and update (``cost_key``)."""
+
+    def cost_key(self, *model: object) -> str:
+        """Returns the key, given what describes the whole model."""
+        return cost_key(self, *model, *([] if self.kept_layers is None else [self.kept_layers]))
 
     def data_errors(self) -> list[str]:
         """Returns what the prepared data contradicts. Raises SettingError for a language that it lacks."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from experiments.base.experiment import Experiment
-from experiments.base.workload import cost_key, random_ids
+from experiments.base.workload import random_ids
 from models.blocks import start_scale
 from models.shape import BlockShape
 from suite.settings import DocumentSettings, TextSettings
@@ -64,4 +64,4 @@ class TextExperiment(Experiment):
         return random_ids(rows, length, self.text.vocabulary)
 
     def key(self) -> str:
-        return cost_key(self, self.model, self.most_equal_layers)
+        return self.cost_key(self.model)

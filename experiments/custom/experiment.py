@@ -11,7 +11,6 @@ from torch import nn
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.base.workload import cost_key
 from experiments.custom.batches import SpecBatches
 from experiments.custom.loading import Source, absolute, called, description, digest, load_spec
 from experiments.custom.loss import metrics_of, units_of
@@ -116,7 +115,7 @@ class CustomExperiment(Experiment):
 
     def key(self) -> str:
         """The file of the function, the layers, the shapes of the sample, and the update."""
-        return cost_key(self, self.source, digest(self.source), *self.build())
+        return self.cost_key(self.source, digest(self.source), *self.build_whole())
 
     def trial_errors(self) -> list[str]:
         """What the layers, the loss and the data stumble over, tried on the rows of the smallest micro-batch."""

@@ -12,7 +12,6 @@ from torch import nn
 from experiments.base.cluster import Cluster
 from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
-from experiments.base.workload import cost_key
 from models.amoebanet import AmoebaNetShape, layers
 from models.loss import ClassificationLoss
 from suite.log import Log
@@ -94,7 +93,7 @@ class ImageExperiment(Experiment):
         return MicroBatch((images,), (torch.randint(0, model.classes, (rows,), generator=generator),))
 
     def key(self) -> str:
-        return cost_key(self, self.model, self.most_equal_layers)
+        return self.cost_key(self.model)
 
     def check_data(self) -> None:
         from suite.data.images.sets import check_source

@@ -49,23 +49,33 @@ def check(training: ShortTraining, console: Console) -> bool:
         count = max(1, min(MICRO_BATCHES, requested.min_rows) // asked.replicas)
         asked = asked.model_copy(update={"micro_batches": count})
     micro_batches = asked.micro_batches * asked.replicas
-    requested = shortened_to_fit(requested, lambda layers: _shapes(micro_batches, layers, False)[0], console)
     chosen = training.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
     data = chosen.data_folder(CACHE).resolve()
     if faults := chosen.with_prepared(data).trial_errors():
         raise PlanError(faults)
+    own = [asked] if "pipeline." in training.settings else []
+    whole = chosen.list_length
+
+    def shapes_of(layers: int) -> list[PipelineSettings]:
+        return [*_shapes(micro_batches, layers, False)[0], *(shape for shape in own if _suits(shape, layers, whole))]
+
+    chosen = shortened_to_fit(chosen, data, shapes_of, console)
+    part = "" if chosen.list_length == whole else f", with {chosen.list_length} of the model's {whole} layers"
     console.print(f"{chosen.list_length} layers, {training.steps} steps of {micro_batches} micro-batches")
     traits: LayerTraits = run_processes(find_traits, 1, chosen, data)[0]
     for line in _trait_lines(traits):
         console.print(f"  {line}")
     depends_on_split = any(trait.depends_on_split for _, found in traits.values() for trait in found)
     shapes, left_out = _shapes(micro_batches, chosen.list_length, depends_on_split)
+    if own and not _suits(asked, chosen.list_length, whole):
+        own = []
+        left_out.append(f"as set, because {chosen.list_length} layers are left")
     for reason in left_out:
         console.print(f"not tried: {reason}")
     console.print("each tensor compared with plain PyTorch (a):")
     plain = training.train_plainly(chosen)
     comparison = partial(_compare, fingerprints_of(plain), chosen.optimizer.precision, traits, console)
-    labelled = {"as set": asked} if "pipeline." in training.settings else {}
+    labelled = {"as set": asked} if own else {}
     labelled |= {_label(shape, micro_batches): shape for shape in shapes}
     results = {
         label: comparison(label, partial(training.train, chosen.with_pipeline(shape)))
@@ -73,7 +83,12 @@ def check(training: ShortTraining, console: Console) -> bool:
     }
     if all(result is None or result[1].differences for result in results.values()):
         results[PLAIN_AGAIN] = comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))
-    return _conclude(results, plain, console)
+    return _conclude(results, plain, part, console)
+
+
+def _suits(asked: PipelineSettings, layers: int, whole: int) -> bool:
+    """Whether a pipeline of the user's can have a model that may have been shortened."""
+    return layers == whole or (asked.layers_per_cell is None and asked.stages * asked.virtual_stages <= layers)
 
 
 def _trait_lines(traits: LayerTraits) -> Iterator[str]:
@@ -157,8 +172,9 @@ def _compare(
     return run, found
 
 
-def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, console: Console) -> bool:
-    """Prints the result, and removes the runs that nobody has to look at."""
+def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, part: str, console: Console) -> bool:
+    """Prints the result, and removes the runs that nobody has to look at. ``part`` says how much of the model it is
+    for."""
     trained = {label: result for label, result in results.items() if result is not None}
     others = {label: run for label, (run, comparison) in trained.items() if not comparison.is_explained}
     for label, (run, _) in trained.items():
@@ -169,10 +185,10 @@ def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, console:
         remove_run(plain)
         buffers = any(comparison.other_buffers for _, comparison in trained.values())
         but = ", but for buffers" if buffers else ""
-        console.print(f"all {len(results)} are the same training as plain PyTorch{but}")
+        console.print(f"all {len(results)} are the same training as plain PyTorch{but}{part}")
         return True
     console.print(
-        f"{len(others)} of {len(results)} are not the same training as plain PyTorch"
+        f"{len(others)} of {len(results)} are not the same training as plain PyTorch{part}"
         + (f", and {failed} fail" if failed else "")
     )
     if PLAIN_AGAIN in others.keys() | (results.keys() - trained.keys()):

@@ -48,13 +48,13 @@ class ShortTraining:
         return run_experiment(chosen, partial(new_run, chosen.name), session)
 
     def prepared(self, chosen: Experiment, console: Console) -> Experiment:
-        """Returns it with its data, for plain PyTorch. Raises DataError when none is available, PlacementError when the
-        model is too large."""
-        check_fits(chosen)
+        """Returns it with its data, for plain PyTorch. Raises DataError when none is available."""
         return prepare(with_available_precision(chosen, shared_devices(), console.print), console)
 
     def train_plainly(self, chosen: Experiment) -> RunFolder:
-        """Trains by plain PyTorch what its pipeline would train. Raises as ``train`` does."""
+        """Trains by plain PyTorch what its pipeline would train. Raises as ``train`` does, and PlacementError when the
+        model is too large for one process."""
+        check_fits(chosen)
         prepared = self.prepared(chosen, Console(quiet=True))
         run = new_run(prepared.name)
         train_plainly(prepared, run, shared_devices())

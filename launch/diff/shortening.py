@@ -1,4 +1,4 @@
-"""How many layers of a model too large for one process ``gpipe check`` trains.
+"""Which layers of a model too large for one process ``gpipe check`` trains.
 
 layers  0  1 1 1 1 1 1  2  3 3 3 3 3 3  4        rows of equal layers
 kept    0  1 1          2  3 3          4        as many of each row as fit
@@ -7,44 +7,79 @@ kept    0  1 1          2  3 3          4        as many of each row as fit
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
 
 from rich.console import Console
+from torch import nn
 
+from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.planning.single_plan import estimated_costs, try_plan
-from launch.diff.plain_training import shortage
+from launch.diff.plain_training import check_fits, shortage
 from launch.diff.short_training import shared_devices
 from suite.errors import PlanError
+from suite.pipeline.model.layers import structure_key
 from suite.settings import PipelineSettings
 
 
 def shortened_to_fit(
-    chosen: Experiment, shapes_of: Callable[[int], Iterable[PipelineSettings]], console: Console
+    chosen: Experiment, data: Path, shapes_of: Callable[[int], Iterable[PipelineSettings]], console: Console
 ) -> Experiment:
-    """Returns an experiment, if its model is too large for one process with as many of its equal layers as fit, there
-    and in all pipelines, and prints their number; unchanged if two of each row are too many. ``shapes_of`` returns the
-    pipelines for a number of layers."""
-    if not (too_large := shortage(chosen)):
+    """Returns the experiment with as many of its equal layers as fit in one process and in each pipeline; unchanged if
+    all fit, or if two of each row do not. ``shapes_of`` returns the pipelines for a number of layers; ``data`` is the
+    prepared data. Raises PlacementError when no choice fits in one process."""
+    devices = shared_devices()
+    unlimited = replace(devices, bytes_per_device=2**62)
+
+    def lacking_memory(choice: Experiment) -> str:
+        if found := shortage(choice):
+            return found
+        for shape in shapes_of(choice.list_length):
+            work = choice.with_prepared(data).with_pipeline(shape)
+            if (fault := _fault(work, devices)) and not _fault(work, unlimited):
+                return fault
+        return ""
+
+    if not (too_large := lacking_memory(chosen)):
         return chosen
     console.print(f"{too_large}; looking for how many of its equal layers fit")
-
-    def is_too_large(choice: Experiment) -> bool:
-        try:
-            for shape in shapes_of(choice.list_length):
-                try_plan(choice.with_pipeline(shape), shared_devices(), estimated_costs)
-        except PlanError:
-            return True
-        return bool(shortage(choice))
-
-    whole = chosen.list_length
-    choices = [chosen.model_copy(update={"most_equal_layers": most}) for most in range(2, whole)]
-    fitting = choices[: bisect(choices, False, key=is_too_large)]
+    rows = _rows(chosen.build()[0])
+    choices = [_with_layers(chosen, rows, most) for most in range(2, max(map(len, rows)))]
+    fitting = choices[: bisect(choices, False, key=lambda choice: bool(lacking_memory(choice)))]
     if not fitting:
+        check_fits(chosen)
+        console.print("none do: two of each row are too many, or no equal layers are in a row")
         return chosen
-    short = fitting[-1]
-    console.print(
-        f"{short.list_length} of its {whole} layers are checked, the first {short.most_equal_layers} of each row of "
-        "equal ones; they are numbered anew"
-    )
-    return short
+    console.print(f"of equal layers in a row the first {len(fitting) + 1} are kept; what is left is numbered anew")
+    return fitting[-1]
+
+
+def _rows(layers: Sequence[nn.Module]) -> list[list[int]]:
+    """Returns the indices of equal layers in a row. One with skips or with a tied parameter is like no other: each has
+    its counterpart elsewhere."""
+
+    def key(index: int) -> Hashable:
+        layer = layers[index]
+        has_counterpart = any(getattr(layer, names, ()) for names in ("tied", "pops", "stashes"))
+        return index if has_counterpart else structure_key(layer)
+
+    return [list(row) for _, row in groupby(range(len(layers)), key)]
+
+
+def _with_layers(chosen: Experiment, rows: Iterable[Sequence[int]], most: int) -> Experiment:
+    """Returns the experiment with the first ``most`` layers of each row."""
+    kept = tuple(index for row in rows for index in row[:most])
+    shrunk = (*chosen.shrunk, f"layers {chosen.list_length} -> {len(kept)}")
+    return chosen.model_copy(update={"kept_layers": kept, "shrunk": shrunk})
+
+
+def _fault(work: Experiment, devices: Cluster) -> str:
+    """Returns why there is no plan; empty if there is one."""
+    try:
+        try_plan(work, devices, estimated_costs)
+    except PlanError as fault:
+        return fault.errors[0]
+    return ""

@@ -23,7 +23,7 @@ from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
-from suite.errors import PlacementError, SuiteError, WorkerError, typed_line
+from suite.errors import PlacementError, SettingError, SuiteError, WorkerError, typed_line
 from suite.log import Log
 
 
@@ -36,6 +36,14 @@ class Launcher(Protocol):
 
     def available_devices(self, workers: int) -> int:
         """Waits for ``workers`` devices for a limited time; returns how many are available, at most ``workers``."""
+
+
+def _worker_hook() -> str:
+    """Returns GPIPE_WORKER_HOOK with the full path of its file. Raises SettingError if there is no such file."""
+    try:
+        return absolute(hook) if (hook := os.environ.get("GPIPE_WORKER_HOOK", "")) else ""
+    except SettingError as error:
+        raise SettingError(f"GPIPE_WORKER_HOOK: {error}") from None
 
 
 Replan = Callable[[int], tuple[Experiment, RunPlan, Attempt]]
@@ -51,10 +59,9 @@ class Supervisor:
         """``log`` receives each failure, and the response to it."""
         self._experiment, self._plan, self._attempt = experiment, plan, attempt
         self._launcher, self._replan, self._log = launcher, replan, log
-        hook = os.environ.get("GPIPE_WORKER_HOOK")
-        self._hook = absolute(hook) if hook else ""
-        if hook:
-            log(f"each worker first calls {hook} (GPIPE_WORKER_HOOK)")
+        self._hook = _worker_hook()
+        if self._hook:
+            log(f"each worker first calls {self._hook} (GPIPE_WORKER_HOOK)")
         self._requested_devices = attempt.workers
         self._checkpoint_step = attempt.checkpoint_step
         """Step of the checkpoint that the user chose; None once an attempt has started from it."""

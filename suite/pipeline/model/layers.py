@@ -87,18 +87,6 @@ def structure_key(layer: nn.Module) -> Hashable:
     return type(layer), skips, tensors, attributes, children
 
 
-def shortened(layers: Sequence[nn.Module], most_equal: int | None) -> list[nn.Module]:
-    """Returns the layers with at most the first ``most_equal`` of each row of equal ones; those with skips all stay."""
-
-    def key(layer: nn.Module) -> Hashable:
-        has_skips = any(getattr(layer, names, ()) for names in ("pops", "stashes"))
-        return id(layer) if has_skips else structure_key(layer)
-
-    if most_equal is None:
-        return list(layers)
-    return [layer for _, row in itertools.groupby(layers, key) for layer in itertools.islice(row, most_equal)]
-
-
 def _plain(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_plain, value))

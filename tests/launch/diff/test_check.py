@@ -3,16 +3,15 @@
 import re
 
 import pytest
-import torch
 from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from launch.diff import check as checking
 from launch.diff import plain_training, short_training
-from suite import TrainSpec
 from suite.settings import PipelineSettings
 from tests.launch.command_line import call, refusal
+from tests.launch.diff import test_shortening as wide_models
 from tests.launch.diff.test_diff import Remembers, spec
 
 
@@ -79,41 +78,19 @@ def test_what_no_pipeline_can_train_is_refused(tmp_path, name, parts):
     assert all(part in found for part in parts), found
 
 
-def wide(layers=40):
-    """Its weights, gradients and optimizer take a MiB a layer."""
-    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(3))
-    middle = [nn.Linear(256, 256) for _ in range(layers - 2)]
-    return TrainSpec(
-        layers=[nn.Linear(256, 256, bias=False), *middle, nn.Linear(256, 256, bias=False)], loss=nn.MSELoss(),
-        train=list(zip(x, x, strict=True)), batch_size=8, micro_batches=4,
-    )  # fmt: skip
-
-
-def widest():
-    return wide(3)
-
-
 def test_a_model_that_is_too_large_for_one_process_is_checked_with_fewer_equal_layers(tmp_path, monkeypatch):
-    """Two replicas on 24 MiB have 12 each, of which 30% stay free: 8 layers, unless activations take the last one."""
     machine = Cluster(2, 12 << 20, "cpu")
     monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
     monkeypatch.setattr(short_training, "this_machine", lambda: machine)
     monkeypatch.setattr(checking, "_shapes", lambda *_: ([PipelineSettings(replicas=2, micro_batches=2)], []))
-    code, out, errors = check(tmp_path, "wide", "--steps", "1")
+    settings = ("--set", "pipeline.layers_per_cell=20,20 pipeline.stages=2")
+    code, out, errors = call("check", f"{wide_models.__file__}:wide", "--steps", "1", *settings, folder=tmp_path)
     assert (code, errors) == (0, ""), out
-    found = re.search(r"(\d+) of its 40 layers are checked, the first (\d+) of each row of equal ones", out)
-    assert found is not None, out
-    kept, most = map(int, found.groups())
-    assert 4 <= kept == most + 2 <= 8, out
-    assert f"\n{kept} layers, 1 steps of 4 micro-batches\n" in out
-    assert out.endswith(" are the same training as plain PyTorch\n")
-
-
-def test_a_model_without_equal_layers_that_is_too_large_is_refused(tmp_path, monkeypatch):
-    machine = Cluster(2, 1 << 20, "cpu")
-    monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
-    found = refusal("check", f"{__file__}:widest", folder=tmp_path)
-    assert "in one process, where 196,864 parameters" in found
+    assert " GiB and there are 0.0; looking for how many of its equal layers fit\n" in out
+    most = int(re.search("of equal layers in a row the first (.+) are kept", out)[1])
+    assert f"\n{most + 2} layers, 1 steps of 4 micro-batches\n" in out
+    assert f"not tried: as set, because {most + 2} layers are left\n" in out
+    assert out.endswith(f" are the same training as plain PyTorch, with {most + 2} of the model's 40 layers\n")
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from launch.supervision.supervisor import Supervisor
-from suite.errors import WorkerError
-from tests.slow.trial import Trials, assert_same
+from launch.worker.attempt import run_logger
+from suite.errors import SettingError, WorkerError
+from tests.faults import injection
+from tests.slow.trial import Trials, Watched, assert_same
 
 STEPS = "train.steps=6 train.checkpoint_every=2 train.validate_every=2 pipeline.stages=2 pipeline.micro_batches=2"
 
@@ -71,3 +73,13 @@ def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attemp
     resumed = replace(attempt, resume=True, checkpoint_step=4)
     Supervisor(experiment, plan, resumed, Finishing(), None, print).run()
     assert attempt.run.record.exists() == left
+
+
+def test_a_hook_of_workers_that_does_not_exist_is_an_error_of_the_user(trials, monkeypatch):
+    monkeypatch.setenv("GPIPE_WORKER_HOOK", "nowhere.py:inject")
+    with pytest.raises(SettingError, match=r"^GPIPE_WORKER_HOOK: there is no file nowhere\.py"):
+        Supervisor(*trials.job(STEPS), Watched(lambda: None), None, print)
+    monkeypatch.setenv("GPIPE_WORKER_HOOK", f"{injection.__file__}:injekt")
+    experiment, plan, attempt = trials.job(STEPS)
+    with pytest.raises(SettingError, match=r"there is no function injekt in .*injection\.py; did you mean inject"):
+        Supervisor(experiment, plan, attempt, Watched(lambda: None), None, run_logger(attempt.run.messages)).run()

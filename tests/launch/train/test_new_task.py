@@ -23,7 +23,6 @@ from pydantic import Field
 from torch import nn
 
 from experiments.base.experiment import Experiment
-from experiments.base.workload import cost_key
 from suite.pipeline.model.microbatch import ReplicaBatch, replica_share
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
@@ -86,7 +85,7 @@ class SquaresExperiment(Experiment):
         return Sample(micro_batch, micro_batch)
 
     def key(self) -> str:
-        return cost_key(self, "squares")
+        return self.cost_key("squares")
 
     def data_folder(self, cache: Path) -> Path:
         return cache

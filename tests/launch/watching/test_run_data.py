@@ -208,6 +208,7 @@ scale = "laptop"
 task = "custom"
 source = "{source}"
 layer_count = 2
+kept_layers = [0, 1]
 pipeline = {{stages = 1}}
 optimizer = {{}}
 train = {{steps = 2}}

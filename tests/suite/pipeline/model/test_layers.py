@@ -6,7 +6,7 @@ from torch import nn
 
 from models import amoebanet
 from models.transformer import TransformerShape, layers
-from suite.pipeline.model.layers import count_parameters, materialize, meta_device, shortened, structure_key
+from suite.pipeline.model.layers import count_parameters, materialize, meta_device, structure_key
 from tests.suite.pipeline.toy import Block, Middle, toy_layers
 
 
@@ -92,16 +92,3 @@ def test_tied_parameters_count_once():
     separate = sum(p.numel() for layer in toy_layers() for p in layer.parameters())
     assert count_parameters(toy_layers()) == separate - Middle().table.numel()
     assert Block().mix.weight.numel() == 36
-
-
-def test_a_shortened_model_has_the_first_of_each_row_of_equal_layers_and_all_skips():
-    def linear(width, **skips):
-        layer = nn.Linear(width, width)
-        vars(layer).update(skips)
-        return layer
-
-    layers = [linear(2), linear(2), linear(2), linear(3), linear(2), linear(2, stashes=("a",)), linear(2, pops=("a",))]
-    kept = {most: [layers.index(layer) for layer in shortened(layers, most)] for most in (None, 3, 2, 1)}
-    assert kept[None] == kept[3] == [0, 1, 2, 3, 4, 5, 6]
-    assert kept[2] == [0, 1, 3, 4, 5, 6]
-    assert kept[1] == [0, 3, 4, 5, 6]
