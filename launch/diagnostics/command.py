@@ -56,13 +56,9 @@ def doctor(address: str, storage: str, console: Console) -> bool:
         try:
             saved = write_links(CACHE, link_report.to_link_speeds(measured, probes.cluster))
         except OSError as error:
-            findings.append(
-                warning(
-                    "links",
-                    f"cannot be saved in {CACHE.absolute()}: {error.strerror or error}",
-                    "make that folder writable for this user; until then plans assume link speeds",
-                )
-            )
+            text = f"cannot be saved in {CACHE.absolute()}: {error.strerror or error}"
+            remedy = "make that folder writable for this user; until then plans assume link speeds"
+            findings.append(warning("links", text, remedy))
     console.print(table(findings), soft_wrap=False)
     if saved is not None:
         console.print(f"saved for plans: {saved}")
@@ -77,14 +73,8 @@ def examine(probes: Probes, storage: str, seconds: float) -> tuple[list[Finding]
     folders = [folder for folder in (probes.temporary, node_probe.folder_of(storage)) if folder]
     known, silent = probes.ask(probes.nodes, node_facts.gather, lambda node: (folders,), seconds)
     answered = list(known)
-    found = [
-        fault(
-            "nodes",
-            f"{node.name} does not answer: {why}",
-            "check that its Ray processes run (ray status) and that the suite is installed there, then restart it",
-        )
-        for node, why in silent.items()
-    ]
+    remedy = "check that its Ray processes run (ray status) and that the suite is installed there, then restart it"
+    found = [fault("nodes", f"{node.name} does not answer: {why}", remedy) for node, why in silent.items()]
     if not answered:
         return found, []
     if len(probes.nodes) > 1 and not silent:
@@ -105,13 +95,8 @@ def measure(
     """Measures links between the ``linked`` nodes, with Ray workers if there is a cluster, and without Ray."""
     measured, link_findings, here = None, [], nodes[0]
     if not linked:
-        link_findings = [
-            warning(
-                "links",
-                "not measured, because not every node reaches every other",
-                "fix the faults of nodes and ports, then run the doctor again",
-            )
-        ]
+        remedy = "fix the faults of nodes and ports, then run the doctor again"
+        link_findings = [warning("links", "not measured, because not every node reaches every other", remedy)]
     elif here.id:
         measured, link_findings = link_benchmark.measure_with_ray(linked, log)
     if here.id:

@@ -49,13 +49,9 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
     for node, unseen in answers.items():
         if unseen:
             whose = ", ".join(sorted(writer_of[marker] for marker in unseen))
-            found.append(
-                fault(
-                    "storage",
-                    f"{node.name} does not see in {shown} what {whose} wrote",
-                    "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs",
-                )
-            )
+            text = f"{node.name} does not see in {shown} what {whose} wrote"
+            remedy = "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs"
+            found.append(fault("storage", text, remedy))
     probes.ask(writers, node_probe.remove_markers, lambda n: (location, list(markers.values())), ANSWER_S)
     if found:
         return found
@@ -131,13 +127,10 @@ def wandb(probes: Probes, nodes: Sequence[Node]) -> list[Finding]:
     _, failed = probes.ask(nodes, web_check, lambda n: (url,), ANSWER_S)
     if not failed:
         return [ok("wandb", f"{shown} answers on {count_of(len(nodes), 'node')}")]
+    offline = f"WANDB_MODE=offline and {command('sync')} later"
+    remedy = f"allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use {offline}"
     return [
-        warning(
-            "wandb",
-            f"a key is set, but {node.name} does not reach {shown}: {why}",
-            "allow HTTPS to it, set WANDB_BASE_URL or HTTPS_PROXY, or use WANDB_MODE=offline and "
-            f"{command('sync')} later",
-        )
+        warning("wandb", f"a key is set, but {node.name} does not reach {shown}: {why}", remedy)
         for node, why in failed.items()
     ]
 

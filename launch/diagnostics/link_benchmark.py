@@ -140,9 +140,8 @@ def measure_with_ray(
     needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if use_gpu else {"num_cpus": 1}
     actors = [start_on(node.id, LinkActor, **needs) for node in requested]
     try:
-        ready, silent = collect(
-            {at: actor.ready.remote(requested[at].address) for at, actor in enumerate(actors)}, PLACE_S
-        )
+        starting = {at: actor.ready.remote(requested[at].address) for at, actor in enumerate(actors)}
+        ready, silent = collect(starting, PLACE_S)
         found = _unplaced(requested, silent, what)
         placed = sorted(ready)
         placed_on = [requested[at] for at in placed]
@@ -151,13 +150,11 @@ def measure_with_ray(
             return None, found
         log(f"measuring {len(task.pairs)} links between {len(placed_on)} workers")
         host = placed_on[0].address
-        results, unanswered = collect(
-            {
-                rank: actors[at].measure.remote(rank, len(placed_on), host, ready[placed[0]], task, use_gpu)
-                for rank, at in enumerate(placed)
-            },
-            BEGIN_S + PAIR_S * len(task.pairs),
-        )
+        measuring = {
+            rank: actors[at].measure.remote(rank, len(placed_on), host, ready[placed[0]], task, use_gpu)
+            for rank, at in enumerate(placed)
+        }
+        results, unanswered = collect(measuring, BEGIN_S + PAIR_S * len(task.pairs))
         if unanswered:
             rank, why = next(iter(unanswered.items()))
             text = f"the links could not be measured: {placed_on[rank].name}: {why}"
@@ -178,10 +175,8 @@ def _unplaced(requested: Sequence[Node], silent: dict[int, str], what: str) -> l
     for node, why in missing.items():
         asked, failed = requested.count(node), sum(requested[at] == node for at in silent)
         has = node.gpus if what == "GPU" else node.cpus
-        results = (
-            f"{node.name} has {has} {what}s, but only {asked - failed} of {asked} workers with one each were placed"
-        )
-        found.append(fault("placement", f"{results}: {why}", remedy))
+        placed = f"only {asked - failed} of {asked} workers with one each were placed"
+        found.append(fault("placement", f"{node.name} has {has} {what}s, but {placed}: {why}", remedy))
     return found
 
 
@@ -205,11 +200,6 @@ def measure_without_ray(name: str) -> tuple[LinkMeasurements | None, list[Findin
         results: list[LinkMeasurements] = run_processes(_measure, 2, task, use_gpu, deadline_s=BEGIN_S + PAIR_S)
     except (SuiteError, RuntimeError) as error:
         why = str(error).strip().splitlines()[-1]
-        return None, [
-            warning(
-                "links",
-                f"two processes of {name} could not measure: {why}",
-                "check that the machine has a free core and 2 GiB of free memory",
-            )
-        ]
+        remedy = "check that the machine has a free core and 2 GiB of free memory"
+        return None, [warning("links", f"two processes of {name} could not measure: {why}", remedy)]
     return results[0], []

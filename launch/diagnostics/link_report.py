@@ -38,13 +38,9 @@ def findings_of(measured: LinkMeasurements | None, plain: LinkMeasurements | Non
         found.append(ok("links outside Ray", f"two processes of {names[0]}: {format_link(link)}"))
         ray_link = measured.pairs.get(names) if measured is not None else None
         if ray_link is not None and ray_link.bytes_per_s < BY_RAY * link.bytes_per_s:
-            found.append(
-                warning(
-                    "links outside Ray",
-                    f"Ray workers on {names[0]} get {_rate(ray_link)}, plain processes there {_rate(link)}",
-                    "check what Ray workers inherit: thread counts, cores, interface",
-                )
-            )
+            text = f"Ray workers on {names[0]} get {_rate(ray_link)}, plain processes there {_rate(link)}"
+            remedy = "check what Ray workers inherit: thread counts, cores, interface"
+            found.append(warning("links outside Ray", text, remedy))
     return found
 
 

@@ -55,13 +55,9 @@ def versions(known: FactsByNode) -> list[Finding]:
         elif text := _differences(values):
             found.append(fault("versions", f"{what} differs: {text}", _remedy(what)))
         elif pinned and not same_version(version, pinned):
-            found.append(
-                warning(
-                    "versions",
-                    f"{what} {version} everywhere, but the suite is tested with {what}=={pinned}",
-                    f"pip install --constraint constraints.txt '{what}=={pinned}' on every node",
-                )
-            )
+            text = f"{what} {version} everywhere, but the suite is tested with {what}=={pinned}"
+            remedy = f"pip install --constraint constraints.txt '{what}=={pinned}' on every node"
+            found.append(warning("versions", text, remedy))
         else:
             equal.append(f"{what} {version}")
     return [*([ok("versions", ", ".join(equal))] if equal else []), *found]
@@ -105,9 +101,8 @@ def devices(known: FactsByNode) -> list[Finding]:
         remedy = "start nodes with ray start --num-cpus=, or use nodes with GPUs"
         return [*found, fault("devices", f"no node offers a {kind}", remedy)]
     if text := _differences(workers):
-        found.append(
-            warning("devices", f"unequal {kind}s: {text}", "find the missing ones, or choose K for the smallest node")
-        )
+        remedy = "find the missing ones, or choose K for the smallest node"
+        found.append(warning("devices", f"unequal {kind}s: {text}", remedy))
     gpu_names = {node: {gpu.name for gpu in known[node].gpus} for node in workers}
     drivers = {node: {gpu.driver for gpu in known[node].gpus} for node in workers}
     for what, values in (("names", gpu_names), ("drivers", drivers)):
@@ -124,37 +119,23 @@ def devices(known: FactsByNode) -> list[Finding]:
 
 
 def _offered_findings(node: Node, facts: NodeFacts) -> Iterable[Finding]:
-    listed = len(facts.gpus)
+    name, listed = node.name, len(facts.gpus)
     if facts.listing_error:
-        yield fault(
-            "devices",
-            f"{node.name}: its GPUs cannot be listed: {facts.listing_error}",
-            "repair the driver (nvidia-smi must list every GPU), then restart the node",
-        )
+        remedy = "repair the driver (nvidia-smi must list every GPU), then restart the node"
+        yield fault("devices", f"{name}: its GPUs cannot be listed: {facts.listing_error}", remedy)
     elif listed != facts.usable:
-        yield fault(
-            "devices",
-            f"{node.name}: nvidia-smi lists {listed} GPUs, torch {facts.versions['torch']} can use {facts.usable}",
-            "install a torch build for CUDA and a recent driver",
-        )
+        text = f"{name}: nvidia-smi lists {listed} GPUs, torch {facts.versions['torch']} can use {facts.usable}"
+        yield fault("devices", text, "install a torch build for CUDA and a recent driver")
     if node.gpus is not None and node.gpus > listed and not facts.listing_error:
-        yield fault(
-            "devices",
-            f"{node.name}: Ray offers {node.gpus} GPUs, but there are {listed}",
-            "a GPU has failed (see dmesg), or --num-gpus is too high: restart the node",
-        )
+        remedy = "a GPU has failed (see dmesg), or --num-gpus is too high: restart the node"
+        yield fault("devices", f"{name}: Ray offers {node.gpus} GPUs, but there are {listed}", remedy)
     if node.gpus is not None and node.gpus < listed:
-        yield warning(
-            "devices",
-            f"{node.name}: there are {listed} GPUs, but Ray offers {node.gpus}",
-            "start the node with --num-gpus, and without CUDA_VISIBLE_DEVICES",
-        )
+        remedy = "start the node with --num-gpus, and without CUDA_VISIBLE_DEVICES"
+        yield warning("devices", f"{name}: there are {listed} GPUs, but Ray offers {node.gpus}", remedy)
     if node.cpus is not None and node.cpus > facts.cores:
-        yield warning(
-            "devices",
-            f"{node.name}: Ray offers {node.cpus} CPUs, but its processes may use {count_of(facts.cores, 'core')}",
-            "workers would share cores: start the node with a lower --num-cpus, or more cores",
-        )
+        text = f"{name}: Ray offers {node.cpus} CPUs, but its processes may use {count_of(facts.cores, 'core')}"
+        remedy = "workers would share cores: start the node with a lower --num-cpus, or more cores"
+        yield warning("devices", text, remedy)
 
 
 def shared_memory(known: FactsByNode) -> list[Finding]:
@@ -169,21 +150,11 @@ def shared_memory(known: FactsByNode) -> list[Finding]:
             why = f"NCCL between {gpus} GPUs" if least > SHARED_LEAST else "Ray's object store"
             found.append(fault("shared memory", f"{text}; {why} needs {_mib(least)}", larger))
         elif free < least:
-            found.append(
-                fault(
-                    "shared memory",
-                    f"{text}; {_mib(least)} are needed",
-                    "delete files of ended processes in /dev/shm (nccl-*, torch_*)",
-                )
-            )
+            remedy = "delete files of ended processes in /dev/shm (nccl-*, torch_*)"
+            found.append(fault("shared memory", f"{text}; {_mib(least)} are needed", remedy))
         elif size < min(0.3 * facts.memory, SHARED_CAP) and node.id:
-            found.append(
-                warning(
-                    "shared memory",
-                    f"{text}; below 30% of the node's {_gib(facts.memory)} Ray puts objects on disk",
-                    larger,
-                )
-            )
+            text += f"; below 30% of the node's {_gib(facts.memory)} Ray puts objects on disk"
+            found.append(warning("shared memory", text, larger))
     least_free = min((facts.shared.free for facts in known.values()), default=0)
     return found or [ok("shared memory", f"/dev/shm has at least {_mib(least_free)} free on {_nodes(len(known))}")]
 
@@ -197,13 +168,8 @@ def disk(known: FactsByNode, temporary: str) -> list[Finding]:
             if folder.free < DISK_LEAST:
                 found.append(fault("disk", text, f"free space: no run fits in less than {_gib(DISK_LEAST)}"))
             elif folder.path == temporary and folder.free < (1 - RAY_FULL) * folder.size:
-                found.append(
-                    warning(
-                        "disk",
-                        f"{text}: above {RAY_FULL:.0%} use Ray stores no more objects there",
-                        "free space, or start the node with --temp-dir on another disk",
-                    )
-                )
+                text += f": above {RAY_FULL:.0%} use Ray stores no more objects there"
+                found.append(warning("disk", text, "free space, or start the node with --temp-dir on another disk"))
             elif folder.path != temporary and folder.free < DISK_GOOD:
                 found.append(warning("disk", text, "free space: checkpoints of a large model will not fit"))
     folders = [folder for facts in known.values() for folder in facts.folders]
