@@ -67,9 +67,8 @@ def prepare_nodes(
     log(f"{names}: the run's folder is not shared, its files are copied; checkpoints go to {checkpoints}")
     send_folder(attempt.data, receivers)
     files = ray.put(FolderDelta(attempt.folder, from_now=False).take())
-    folders = run_on_all(
-        receivers, receive_run, attempt.folder, files, attempt.owner, limit_s=ANSWER_S, fault=RUN_NOT_RECEIVED
-    )
+    parts = (attempt.folder, files, attempt.owner)
+    folders = run_on_all(receivers, receive_run, *parts, limit_s=ANSWER_S, fault=RUN_NOT_RECEIVED)
     return {node.id: folder for node, folder in folders.items()}
 
 
@@ -77,16 +76,8 @@ def _not_sharing(nodes: Sequence[Node], folder: Path, mark: str) -> list[Node]:
     """Returns the nodes that do not see a marker file in a folder. The marker stays there."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).write_text(mark)
-    unseen = run_on_all(
-        nodes,
-        node_probe.unseen_markers,
-        str(folder),
-        [MARKER],
-        node_probe.SETTLE_S,
-        mark,
-        limit_s=ANSWER_S,
-        fault=RUN_NOT_RECEIVED,
-    )
+    question = (str(folder), [MARKER], node_probe.SETTLE_S, mark)
+    unseen = run_on_all(nodes, node_probe.unseen_markers, *question, limit_s=ANSWER_S, fault=RUN_NOT_RECEIVED)
     return [node for node in nodes if unseen[node]]
 
 

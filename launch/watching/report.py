@@ -131,13 +131,9 @@ def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
         "at step", "step, s", f"{unit}/s", "memory, GiB", "BLEU",
     ]  # fmt: skip
     known = [at for at in range(len(headings)) if any(row[at] is not None for row in rows)]
-    return Table(
-        "results",
-        "",
-        [headings[at] for at in known],
-        [[row[at] for at in known] for row in rows],
-        [f"step, s and {unit}/s are medians without the first two steps."],
-    )
+    values = [[row[at] for at in known] for row in rows]
+    note = f"step, s and {unit}/s are medians without the first two steps."
+    return Table("results", "", [headings[at] for at in known], values, [note])
 
 
 def _differing(runs: Sequence[RunData], labels: Sequence[str]) -> list[Table]:

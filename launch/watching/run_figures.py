@@ -145,15 +145,8 @@ def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
         figure, axis = new_figure(xlabel, ylabel)
         for at, (points, label) in enumerate(zip(curves, labels, strict=True)):
             if points:
-                colour = COLOURS[at % len(COLOURS)]
-                axis.plot(
-                    *thinned(points),
-                    linewidth=1.3,
-                    color=colour,
-                    label=label,
-                    marker="o" if name.startswith("valid") else None,
-                    markersize=4,
-                )
+                marker = {"marker": "o", "markersize": 4} if name.startswith("valid") else {}
+                axis.plot(*thinned(points), linewidth=1.3, color=COLOURS[at % len(COLOURS)], label=label, **marker)
         axis.legend(frameon=False, fontsize=8)
         pictures.append(Picture(name, figure, f"{ylabel.capitalize()} by {xlabel}.", wide=False))
     return pictures

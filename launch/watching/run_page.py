@@ -12,6 +12,7 @@ from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value, aligned
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
+from launch.train.step_check import WARM_UPS
 from launch.watching import run_figures
 from launch.watching.run_data import RunData, read_run
 from launch.watching.run_figures import memory_of, worker_name
@@ -25,9 +26,6 @@ from suite.training.trace import StepTrace, read_traces
 
 MOST_LANGUAGES = 12
 """Languages of a table; of more it shows the lowest and the highest, and the others on a click."""
-
-WARM_UP_STEPS = 2
-"""Steps that allocate memory; medians of a longer run leave them out."""
 
 
 def write_page(run: RunFolder, holds_lock: bool = False) -> None:
@@ -60,7 +58,7 @@ def run_page(run: RunData) -> Page:
 def median_of(run: RunData, metric: str) -> float | None:
     """Returns the median of a metric over the steps, without those that warm up; None if no step has it."""
     values = [value for _, value in run.points(metric)]
-    return statistics.median(values[WARM_UP_STEPS:] or values) if values else None
+    return statistics.median(values[WARM_UPS:] or values) if values else None
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
@@ -120,38 +118,32 @@ def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
 
 def _stage_table(run: RunData, traced: StepTrace | None) -> list[Table]:
     """Returns the stages of the first replica: planned and measured idle share and memory."""
-    stages = run.plan.get("stages", [])
-    rows: list[list[Value]] = []
-    for at, cell in enumerate(stages):
+    rows: list[dict[str, Value]] = []
+    for at, cell in enumerate(run.plan.get("stages", [])):
         stage = at % run.plan["K"]
         lines = read_lines(run.run.system / f"0-{stage}.jsonl")
         peak = max(map(memory_of, lines), default=0.0)
-        same = traced is not None and len(traced.timeline.rows) == run.plan["K"]
-        rows.append(
-            [
-                f"{stage}",
-                f"{cell['first_layer']}-{cell['last_layer']}",
-                cell["parameters"],
-                100 * cell["idle"],
-                100 * traced.timeline.idle(stage) if same and traced is not None else None,
-                _gib(cell["peak_bytes"]),
-                _gib(peak),
-            ]
-        )
-    headings = (
-        "stage",
-        "layers",
-        "parameters",
-        "planned idle, %",
-        "measured idle, %",
-        "planned peak, GiB",
-        "measured peak, GiB",
-    )
+        idle = None
+        if traced is not None and len(traced.timeline.rows) == run.plan["K"]:
+            idle = 100 * traced.timeline.idle(stage)
+        row: dict[str, Value] = {
+            "stage": f"{stage}",
+            "layers": f"{cell['first_layer']}-{cell['last_layer']}",
+            "parameters": cell["parameters"],
+            "planned idle, %": 100 * cell["idle"],
+            "measured idle, %": idle,
+            "planned peak, GiB": _gib(cell["peak_bytes"]),
+            "measured peak, GiB": _gib(peak),
+        }
+        rows.append(row)
+    if not rows:
+        return []
     note = (
         "The measured peak is the highest sample (one every ten seconds) of the worker's memory; on a CPU it is the "
         "resident memory of the process, with Python and the libraries."
     )
-    return [Table("stages", "Stages of the first replica", headings, rows, [note])] if rows else []
+    values = [list(row.values()) for row in rows]
+    return [Table("stages", "Stages of the first replica", list(rows[0]), values, [note])]
 
 
 def _timeline(run: RunData, traced: StepTrace | None) -> list[Picture]:

@@ -31,21 +31,13 @@ def score_section(run: RunData) -> Section:
     rows: list[list[Value]] = [
         [name, each["pairs"], each["train_pairs"], each.get("nll"), each["bleu"], each["chrf"]] for name, each in ranked
     ]
-    tables = [
-        Table(
-            "scores",
-            "Means of languages and directions",
-            columns,
-            mean_rows(run.scores),
-            list(run.scores["signatures"].values()),
-        ),
-        *_samples(run.run.path / "scores", list(directions)),
-    ]
+    signatures = list(run.scores["signatures"].values())
+    means = Table("scores", "Means of languages and directions", columns, mean_rows(run.scores), signatures)
+    tables = [means, *_samples(run.run.path / "scores", list(directions))]
     sentence = f"Checkpoint of step {run.scores['step']:,}, beam {run.scores['beam']}, the {run.scores['split']} split."
     headings = ("direction", "pairs", "training pairs", "test NLL", "BLEU", "chrF")
-    return Section(
-        "Translations", [sentence], tables, folded=[(f"scores of {len(rows)} directions", aligned(headings, rows))]
-    )
+    folded = [(f"scores of {len(rows)} directions", aligned(headings, rows))]
+    return Section("Translations", [sentence], tables, folded=folded)
 
 
 def mean_rows(scores: dict[str, Any]) -> list[list[Value]]:

@@ -26,21 +26,11 @@ def wandb_identity(
     """
     previous, pipeline = Identity.read(run.path), experiment.pipeline
     name, family = f"{experiment.name}/{run.path.name}", run.path.parent.name
-    tags = (
-        experiment.scale,
-        experiment.data,
-        schedule_config.schedule,
-        f"K={pipeline.stages}",
-        f"M={pipeline.micro_batches}",
-        f"R={pipeline.replicas}",
-    )
-    return Identity(
-        experiment.tracking.project,
-        name,
-        None if family == experiment.name else family,
-        tuple(map(_shortened, tags)),
-        previous.id if previous is not None else checkpoint_id,
-    )
+    group = None if family == experiment.name else family
+    shape = f"K={pipeline.stages}", f"M={pipeline.micro_batches}", f"R={pipeline.replicas}"
+    tags = experiment.scale, experiment.data, schedule_config.schedule, *shape
+    id = previous.id if previous is not None else checkpoint_id
+    return Identity(experiment.tracking.project, name, group, tuple(map(_shortened, tags)), id)
 
 
 def _shortened(tag: str) -> str:
