@@ -12,7 +12,6 @@ from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value, aligned
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder
-from launch.train.step_check import WARM_UPS
 from launch.watching import run_figures
 from launch.watching.run_data import RunData, read_run
 from launch.watching.run_figures import memory_of, worker_name
@@ -26,6 +25,9 @@ from suite.training.trace import StepTrace, read_traces
 
 MOST_LANGUAGES = 12
 """Languages of a table; of more it shows the lowest and the highest, and the others on a click."""
+
+WARM_UP_STEPS = 2
+"""Steps that allocate memory; medians of a longer run leave them out."""
 
 
 def write_page(run: RunFolder, holds_lock: bool = False) -> None:
@@ -58,7 +60,7 @@ def run_page(run: RunData) -> Page:
 def median_of(run: RunData, metric: str) -> float | None:
     """Returns the median of a metric over the steps, without those that warm up; None if no step has it."""
     values = [value for _, value in run.points(metric)]
-    return statistics.median(values[WARM_UPS:] or values) if values else None
+    return statistics.median(values[WARM_UP_STEPS:] or values) if values else None
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
