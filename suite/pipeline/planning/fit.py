@@ -17,13 +17,7 @@ from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Machine, StageDevice, p2p_communicators
 from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, MemoryModel
-from suite.pipeline.planning.partition import (
-    cell_ranges,
-    fewest_stages,
-    partition,
-    partition_unequal,
-    with_even_stages,
-)
+from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, partition_unequal, with_even_stages
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule

@@ -10,21 +10,10 @@ from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import Action, Schedule
-from suite.pipeline.schedule.csv_file import (
-    cell_to_stage_of,
-    micro_batches_of,
-    parse_rows,
-    recomputes,
-    shape,
-)
+from suite.pipeline.schedule.csv_file import cell_to_stage_of, micro_batches_of, parse_rows, recomputes, shape
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED, with_recomputes
-from suite.pipeline.schedule.schedules import (
-    fill_drain,
-    interleaved,
-    one_forward_one_backward,
-    zero_bubble,
-)
+from suite.pipeline.schedule.schedules import fill_drain, interleaved, one_forward_one_backward, zero_bubble
 from suite.pipeline.schedule.v_schedules import v_half, v_min, zbv
 from suite.pipeline.schedule.validate import validate
 from suite.settings import PipelineSettings, ScheduleName
