@@ -38,7 +38,7 @@ from launch.backends.processes import run_processes
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
 from launch.worker.log_file import log_to
 from suite.pipeline.model.topology import RankCoord, make_groups
-from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.schedule.config import ScheduleConfig
 
 DEADLINE_S = 3600.0
@@ -160,7 +160,7 @@ def serve(
 def _check(runner: Runner, truth_file: Path) -> Observation:
     """Runs one step, which also warms up."""
     dist.barrier()
-    with no_sleep(), MemoryTracker(torch.device("cpu")) as memory_tracker:
+    with no_sleep(), tracked_memory(torch.device("cpu")) as memory_tracker:
         runner.step()
     dist.barrier()
     differences = compare(runner.gradients(), truth_file)

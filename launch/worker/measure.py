@@ -24,7 +24,7 @@ from suite.device import is_host, module_of, synchronize
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.memory_tracker import MemoryTracker, keep_freed_memory
+from suite.pipeline.planning.memory_tracker import keep_freed_memory, tracked_memory
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.profile import profile
 from suite.pipeline.planning.simulate import Link
@@ -154,7 +154,7 @@ def measure_steps(
 def measure_peak_bytes(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) -> int:
     """Measures the peak bytes of one worker's tensors, from its first weight to the end of the second step."""
     device = _join(rank, world, rendezvous, pipeline)
-    with MemoryTracker(device) as memory_tracker:
+    with tracked_memory(device) as memory_tracker:
         _run_steps(device, pipeline)
         gc.collect()
     workspaces = memory_tracker.change  # of libraries, which _process_bytes counts

@@ -13,7 +13,7 @@ from models.chunked_loss import (
     set_logits_bytes,
 )
 from models.loss import TranslationLoss
-from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.runtime.layer_hooks import watch_tensors
 
 WORDS, WIDTH = 13, 6
@@ -90,7 +90,7 @@ def test_large_logits_never_stand_whole():
     y, labels = torch.randn(4, 128, 8, requires_grad=True), torch.randint(1, 4000, (4, 128))
 
     def peak(logits_bytes):
-        with MemoryTracker(torch.device("cpu")) as memory_tracker:
+        with tracked_memory(torch.device("cpu")) as memory_tracker:
             score(y, project, 30.0, loss, labels, logits_bytes)[0].backward()
         return memory_tracker.peak
 

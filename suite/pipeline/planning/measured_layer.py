@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from suite.device import is_host, synchronize
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, frozen_values, trainable
-from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.runtime.skip import CellBoundary, Stash
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.weight_grad import DeferredGrads
@@ -112,18 +112,18 @@ class MeasuredLayer:
         for parameter in trainable(self._stage.layers):
             parameter.grad = torch.zeros_like(parameter)
         with self._stage.weights_cast_once():
-            with MemoryTracker(device) as first:
+            with tracked_memory(device) as first:
                 self._forward()
-            with MemoryTracker(device) as forward:
+            with tracked_memory(device) as forward:
                 self._forward()
             saved = self._new_micro_batch()
-            with MemoryTracker(device) as graph:
+            with tracked_memory(device) as graph:
                 outputs = self._graph(saved)[0]  # all of them, also those without a gradient
             del outputs
             gradients = self._gradients(saved)
-            with MemoryTracker(device) as backward:
+            with tracked_memory(device) as backward:
                 self._backward(saved, gradients, [])
-        with MemoryTracker(device) as updating:
+        with tracked_memory(device) as updating:
             update()
         return {
             "parameters": sum(parameter.numel() for parameter in self._stage.layers.parameters()),
@@ -146,7 +146,7 @@ class MeasuredLayer:
             parameter.grad = torch.zeros_like(parameter)
         with self._stage.weights_cast_once():
             self._forward()
-            with MemoryTracker(self._stage.device) as standing:
+            with tracked_memory(self._stage.device) as standing:
                 saved, gradients = self._recomputed()
                 self._backward(saved, gradients, deferred)
                 del saved, gradients

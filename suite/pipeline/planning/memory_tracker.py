@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
@@ -29,44 +30,36 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-class MemoryTracker:
+@dataclass
+class MemoryUse:
+    """What a context of ``tracked_memory`` allocated and freed, in bytes; known at its end."""
+
+    peak: int = 0
+    """Peak of live bytes, relative to its start."""
+    change: int = 0
+    """Live bytes at its end, relative to its start; negative if more was freed."""
+
+
+@contextmanager
+def tracked_memory(device: torch.device) -> Iterator[MemoryUse]:
     """A context that counts allocated and freed bytes. Only one may be active.
 
-    ``peak``
-        peak of live bytes, relative to its start;
-    ``change``
-        live bytes at its end, relative to its start; negative if more was freed.
-
-    On the CPU torch knows the size of freed memory only if it was allocated inside a ``MemoryTracker``, this or an
-    earlier one. Do not free other tensors inside.
+    On the CPU torch knows the size of freed memory only if it was allocated inside such a context, this or an earlier
+    one. Do not free other tensors inside.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._before = 0
-        self._profile: Any = None
-        self.peak = self.change = 0
-
-    def __enter__(self) -> MemoryTracker:
-        if is_host(self._device):
-            self._profile = torch.autograd.profiler.profile(profile_memory=True)
-            self._profile.__enter__()
-        else:
-            synchronize(self._device)
-            module_of(self._device).reset_peak_memory_stats(self._device)
-            self._before = module_of(self._device).memory_allocated(self._device)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not is_host(self._device):
-            synchronize(self._device)
-            self.peak = module_of(self._device).max_memory_allocated(self._device) - self._before
-            self.change = module_of(self._device).memory_allocated(self._device) - self._before
-            return
-        self._profile.__exit__(kind, error, trace)
-        events = [e for e in self._profile.kineto_results.events() if e.name() == "[memory]"]
+    use = MemoryUse()
+    if is_host(device):
+        with torch.autograd.profiler.profile(profile_memory=True) as profile:
+            yield use
+        events = [e for e in profile.kineto_results.events() if e.name() == "[memory]"]
         for event in sorted(events, key=lambda event: event.start_ns()):
-            self.change += event.nbytes()
-            self.peak = max(self.peak, self.change)
+            use.change += event.nbytes()
+            use.peak = max(use.peak, use.change)
+        return
+    synchronize(device)
+    module_of(device).reset_peak_memory_stats(device)
+    before = module_of(device).memory_allocated(device)
+    yield use
+    synchronize(device)
+    use.peak = module_of(device).max_memory_allocated(device) - before
+    use.change = module_of(device).memory_allocated(device) - before

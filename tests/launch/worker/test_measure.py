@@ -1,5 +1,6 @@
 """Measurements in a worker process: the memory of the process itself, and of its tensors."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from experiments.tables.table2 import SleepingWork
 from launch.backends.processes import run_processes
 from launch.worker import distributed, measure
 from models.language_model import LanguageModelShape
+from suite.pipeline.planning.memory_tracker import MemoryUse
 from suite.pipeline.planning.simulate import Link
 from suite.settings import PipelineSettings
 
@@ -52,18 +54,7 @@ def test_the_link_of_busy_processes_is_timed():
 
 def peak_with(monkeypatch, peak, change):
     """Returns the peak that is measured where a step holds ``peak`` bytes, and ``change`` remain."""
-
-    class Tracker:
-        def __init__(self, device):
-            self.peak, self.change = peak, change
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            pass
-
-    monkeypatch.setattr(measure, "MemoryTracker", Tracker)
+    monkeypatch.setattr(measure, "tracked_memory", lambda device: nullcontext(MemoryUse(peak, change)))
     monkeypatch.setattr(measure, "init_process_group", lambda *args: torch.device("cpu"))
     monkeypatch.setattr(measure, "_run_steps", lambda *args: None)
     return measure.measure_peak_bytes(0, 1, "", measure.MeasuredPipeline(None, (), None))

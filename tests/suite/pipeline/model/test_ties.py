@@ -9,7 +9,7 @@ from launch.backends.processes import run_processes
 from suite.pipeline.model import ties as ties_module
 from suite.pipeline.model.ties import TiedCopy, TiedParameters
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.planning.memory_tracker import tracked_memory
 
 COPIES = [TiedCopy(0, 0, "weight"), TiedCopy(0, 3, "weight"), TiedCopy(0, 7, "weight")]
 
@@ -45,7 +45,7 @@ def test_every_copy_gets_the_values_of_the_first(monkeypatch):
 def test_the_sum_needs_three_parts_of_memory_whatever_the_parameters_size(monkeypatch):
     monkeypatch.setattr(ties_module, "VALUES_AT_ONCE", 1 << 12)
     ties, _ = tied(1 << 18)
-    with MemoryTracker(torch.device("cpu")) as memory:
+    with tracked_memory(torch.device("cpu")) as memory:
         ties.sum_gradients()
     assert memory.peak <= 3 * 4 << 12
 

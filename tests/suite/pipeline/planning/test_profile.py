@@ -13,7 +13,7 @@ from suite.pipeline.planning import measured_layer as measuring
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import check_costs
 from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
-from suite.pipeline.planning.memory_tracker import MemoryTracker
+from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.settings import OptimizerSettings
 from suite.training.stage_optimizer import single_device_update
@@ -336,7 +336,7 @@ def test_rounds_drawn_out_by_other_work_do_not_count():
 
 def test_allocation_follows_what_is_made_and_freed():
     """4,000, and 8,000, less 4,000, and 2,000: 12,000 at most."""
-    with MemoryTracker(CPU) as memory_tracker:
+    with tracked_memory(CPU) as memory_tracker:
         first = torch.empty(1_000)
         second = torch.empty(1_000, dtype=torch.float64)
         del first
@@ -346,25 +346,25 @@ def test_allocation_follows_what_is_made_and_freed():
 
 
 def test_allocation_counts_from_what_stood():
-    with MemoryTracker(CPU) as earlier:
+    with tracked_memory(CPU) as earlier:
         before = torch.empty(1_000)
     assert (earlier.peak, earlier.change) == (4_000, 4_000)
-    with MemoryTracker(CPU) as memory_tracker:
+    with tracked_memory(CPU) as memory_tracker:
         del before
         after = torch.empty(200)
     assert (memory_tracker.peak, memory_tracker.change) == (0, 800 - 4_000)
-    with MemoryTracker(CPU) as nothing:
+    with tracked_memory(CPU) as nothing:
         after.zero_()
     assert (nothing.peak, nothing.change) == (0, 0)
 
 
 def test_allocation_ends_with_the_error_inside_it():
     def fail():
-        with MemoryTracker(CPU):
+        with tracked_memory(CPU):
             raise ValueError("inside")
 
     with pytest.raises(ValueError, match="inside"):
         fail()
-    with MemoryTracker(CPU) as memory_tracker:
+    with tracked_memory(CPU) as memory_tracker:
         kept = torch.empty(10)
     assert memory_tracker.peak == kept.numel() * FLOAT
