@@ -66,7 +66,7 @@ def _load_initial(experiment: Experiment, stage: Stage, log: Log) -> dict[str, A
     loaded = checkpoint.newest_valid(location, indices, experiment.list_length, log, select)
     if loaded is None:
         raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
-    if last in indices and (differences := checkpoint.layer_differences(stage.layer(last), loaded.layers[last])):
+    if last in indices and (differences := checkpoint.layer_differences(stage.by_index[last], loaded.layers[last])):
         log(f"layer {last}, the last one, starts anew, because it is not that of {source}: {', '.join(differences)}")
         indices.remove(last)
     checkpoint.load_values(loaded, stage, indices)

@@ -109,7 +109,7 @@ def _as_reported_error(
     if isinstance(action, Action):
         place += f", micro-batch {action.micro_batch}"
     if layer is not None and status.stage is not None:
-        layer_type = type(status.stage.layer(layer)).__name__
+        layer_type = type(status.stage.by_index[layer]).__name__
         place += f", in layer {layer} ({layer_type})"
     elif isinstance(action, Action) and action.kind in "IBW" and status.stage is not None:
         cell = status.stage.cells[action.virtual_stage]

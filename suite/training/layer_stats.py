@@ -84,7 +84,7 @@ class LayerStats:
         """Records how far the update in this context changes the outputs of the recorded inputs."""
         stage = self._executor.stage
         # the same buffers for both: the update replaces BatchNorm's running statistics, too
-        buffers = {index: copies_of_buffers(stage.layer(index)) for index in self._inputs}
+        buffers = {index: copies_of_buffers(stage.by_index[index]) for index in self._inputs}
         before = {index: stage.evaluate_layer(index, inputs, buffers[index]) for index, inputs in self._inputs.items()}
         yield
         for index, inputs in self._inputs.items():

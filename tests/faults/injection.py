@@ -147,7 +147,7 @@ class _FaultInjector:
                     self._inject(fault)
                 else:
                     assert stage is not None, "the stage has no layers yet"
-                    self._inject_before(fault, stage.layer(fault.layer))
+                    self._inject_before(fault, stage.by_index[fault.layer])
 
         self._status.begin = begin_with_faults  # type: ignore[method-assign]
 
@@ -185,7 +185,7 @@ class _FaultInjector:
         if fault.of == "loss":
             self._corrupt_loss(fault, stage)
         elif fault.layer in stage.indices:
-            self._corrupt_layer(fault, stage.layer(fault.layer))
+            self._corrupt_layer(fault, stage.by_index[fault.layer])
 
     def _corrupt_layer(self, fault: Fault, layer: nn.Module) -> None:
         def on_output(module: nn.Module, inputs: Tensors, output: Tensor | Tensors) -> Tensor | Tensors | None:

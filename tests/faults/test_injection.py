@@ -72,8 +72,8 @@ def test_a_fault_of_a_layer_waits_for_its_forward(tmp_path):
     status.stage = stage
     status.begin("F0", 0)
     with pytest.raises(InjectedError):
-        stage.layer(4)(torch.zeros(1, 2))
-    stage.layer(4)(torch.zeros(1, 2))
+        stage.by_index[4](torch.zeros(1, 2))
+    stage.by_index[4](torch.zeros(1, 2))
 
 
 def test_what_is_spoiled(tmp_path):
@@ -84,7 +84,7 @@ def test_what_is_spoiled(tmp_path):
         {"fault": "nan", "layer": 9},
     )
     status.stage = stage_of(1)
-    layer, there = status.stage.layer(4), torch.ones(1, 2, requires_grad=True)
+    layer, there = status.stage.by_index[4], torch.ones(1, 2, requires_grad=True)
     for step, spoiled in ((0, False), (1, True)):
         status.begin("F0", step)
         output = layer(there)
@@ -103,7 +103,7 @@ def test_a_spoiled_loss_has_the_gradients_of_the_true_one(tmp_path, fault, check
     stage = status.stage = stage_of(1, SumLoss())
     cut = CutSpec((TensorSpec((1, 1, 2), torch.float32, False),))
     boundary = SkipLayout((), [range(4), range(4, 5)], 1).input_boundary(cut)
-    weight, found = stage.layer(4).weight, []
+    weight, found = stage.by_index[4].weight, []
     for step in (2, 3):
         status.begin("F0", step)
         micro_batch = CellMicroBatch((torch.ones(1, 1, 2),), boundary, None)

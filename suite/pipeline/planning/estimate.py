@@ -192,9 +192,15 @@ class OpCostMode(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         inputs, outputs = _tensors((args, kwargs)), _tensors(out)
+        before = {_storage(tensor) for tensor in inputs}
+        made = [tensor for tensor in outputs if _storage(tensor) not in before]
+        if made or (outputs and func._schema.is_mutable):  # others return views
+            self._time(func, (*inputs, *outputs), args, kwargs, out)
+        for tensor in made:
+            storage = tensor.untyped_storage()
+            self._live[_storage(tensor)] = StorageWeakRef(storage), storage.nbytes()
         if outputs:
-            self._time(func, inputs, outputs, args, kwargs, out)
-            self._count_bytes(inputs, outputs)
+            self._count_alive()
         return out
 
     def settle(self) -> None:
@@ -203,25 +209,12 @@ class OpCostMode(TorchDispatchMode):
         self.peak = 0
         self._count_alive()
 
-    def _time(self, func: Any, inputs: list[Tensor], outputs: list[Tensor], args: Any, kwargs: Any, out: Any) -> None:
-        input_storages = {_storage(tensor) for tensor in inputs}
-        is_view = all(_storage(tensor) in input_storages for tensor in outputs) and not func._schema.is_mutable
-        if is_view:
-            return
-        traffic = sum(tensor.nbytes for tensor in (*inputs, *outputs))
+    def _time(self, func: Any, tensors: Iterable[Tensor], args: Any, kwargs: Any, out: Any) -> None:
+        traffic = sum(tensor.nbytes for tensor in tensors)
         flops = op_flops(func, args, kwargs, out)
         self._device_s += max(flops / self._product_rate, traffic / self._bandwidth)
         if not func.__name__.startswith("empty"):  # these start no kernel
             self._host_s += self._launch_s
-
-    def _count_bytes(self, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
-        input_storages = {_storage(tensor) for tensor in inputs}
-        for tensor in outputs:
-            key = _storage(tensor)
-            if key not in input_storages:
-                storage = tensor.untyped_storage()
-                self._live[key] = StorageWeakRef(storage), storage.nbytes()
-        self._count_alive()
 
     def _count_alive(self) -> None:
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}

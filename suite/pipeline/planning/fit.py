@@ -64,7 +64,9 @@ class MemoryFit:
         """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
         that does not."""
         by_hand = self.pipeline.layers_per_cell
-        ranges = self._lightest_cells() if by_hand is None else self._cells_by_hand(by_hand)
+        with as_plan_error():
+            layers_per_cell = self.lightest_partition() if by_hand is None else by_hand
+        ranges = self._ranges_of(layers_per_cell)
         wrong = self._too_large(ranges, limit_bytes)
         if wrong and by_hand is None:
             ranges = self._min_max_cells(limit_bytes, ranges)
@@ -93,7 +95,7 @@ class MemoryFit:
             inputs = model.in_flight.micro_batches * memory[0].input_bytes
             memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + inputs, input_bytes=0)
         once, memories = self.machine.process_bytes + UNCOUNTED_BYTES, []
-        for stage, p2p_bytes in enumerate(self.p2p_bytes(ranges)):
+        for stage, p2p_bytes in enumerate(self.p2p_bytes(self.pairs(ranges))):
             first, *others = self.placement.on_stage(stage, memory)
             fixed_bytes = first.fixed_bytes + p2p_bytes + self.machine.missing_bytes(stage)
             first = replace(first, fixed_bytes=fixed_bytes)
@@ -104,11 +106,8 @@ class MemoryFit:
         """Returns the pairs of cells that exchange messages."""
         return communicating_pairs(self._skips, ranges, self.placement)
 
-    def p2p_bytes(self, ranges: Sequence[range]) -> list[int]:
+    def p2p_bytes(self, pairs: Sequence[CellPair]) -> list[int]:
         """Returns the bytes of each stage's point-to-point communicators."""
-        return self._p2p_bytes(self.pairs(ranges))
-
-    def _p2p_bytes(self, pairs: Sequence[CellPair]) -> list[int]:
         return [count * self.machine.p2p_bytes for count in p2p_communicators(pairs, self.placement)]
 
     def peaks(self, schedule: Schedule, ranges: Sequence[range]) -> list[int]:
@@ -142,7 +141,7 @@ class MemoryFit:
             least, beyond = (middle, beyond) if fits(middle) else (least, middle)
         return least
 
-    def _cells_by_hand(self, layers_per_cell: Sequence[int]) -> list[range]:
+    def _ranges_of(self, layers_per_cell: Sequence[int]) -> list[range]:
         wrong = []
         if len(layers_per_cell) != self._count:
             virtual_stages = self.pipeline.virtual_stages
@@ -158,10 +157,6 @@ class MemoryFit:
         if wrong:
             raise PlanError(wrong)
         return ranges
-
-    def lightest_partition(self) -> tuple[int, ...]:
-        """Returns the layers of each cell whose heaviest cell is the lightest there is, whatever memory it needs."""
-        return tuple(self._partition())
 
     def partition_with_even_stages(self) -> tuple[int, ...]:
         """Returns the lightest cut after layers have moved to where they make stages more even, if these are equal."""
@@ -188,9 +183,9 @@ class MemoryFit:
         """Returns what each layer adds to its stage for each micro-batch."""
         return [cost.recompute_s + cost.backward_s + cost.forward_s * self._recomputes for cost in costs]
 
-    def _partition(self, limit_bytes: int | None = None) -> list[int]:
-        """Returns the layers of the most even cells, of those that fit if there is a limit. Raises PlacementError if
-        none do."""
+    def lightest_partition(self, limit_bytes: int | None = None) -> tuple[int, ...]:
+        """Returns the layers of each cell whose heaviest cell is the lightest there is, of those that fit if there is a
+        limit. Raises PlacementError if none do."""
 
         def furthest_end(stage: int) -> list[int] | None:
             if limit_bytes is None:
@@ -199,20 +194,16 @@ class MemoryFit:
             return self.memory_model.furthest_end(self._cell_limit_bytes(limit))
 
         if not self.machine.stages:
-            return partition(self._seconds(self.costs), self._count, furthest_end(0))
+            return tuple(partition(self._seconds(self.costs), self._count, furthest_end(0)))
         stages = range(self.placement.stages)
         seconds = [self._seconds(self.machine.costs_on(stage, self.costs)) for stage in stages]
         ends = [end for stage in stages if (end := furthest_end(stage))]
-        return partition_unequal(seconds, self._cell_to_stage(), self._count, ends or None)[1]
-
-    def _lightest_cells(self) -> list[range]:
-        with as_plan_error():
-            return cell_ranges(self.lightest_partition(), len(self.costs))
+        return tuple(partition_unequal(seconds, self._cell_to_stage(), self._count, ends or None)[1])
 
     def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
         """Returns the most even cells of which each fits; ``lightest`` do not."""
         try:
-            return cell_ranges(self._partition(limit_bytes), len(self.costs))
+            return cell_ranges(self.lightest_partition(limit_bytes), len(self.costs))
         except PlacementError as error:
             furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
             if self.machine.stages and fewest_stages(furthest_end) is not None:
@@ -224,7 +215,7 @@ class MemoryFit:
         """Returns the bytes for one cell: the cells of a stage share its device with one process and its communicators.
         Which cells skips connect is not known before the cells are."""
         process_bytes, neighbours = self.machine.process_bytes, [range(at, at + 1) for at in range(self._count)]
-        limit_bytes -= max(self._p2p_bytes(communicating_pairs([], neighbours, self.placement)))
+        limit_bytes -= max(self.p2p_bytes(communicating_pairs([], neighbours, self.placement)))
         return process_bytes + (limit_bytes - process_bytes) // self.pipeline.virtual_stages
 
     def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str | None:
@@ -236,7 +227,7 @@ class MemoryFit:
             room += f", {limit_gib:.2f} GiB for each of {virtual_stages} cells"
 
         def need(begin: int, end: int) -> float:
-            return self.memory_model.peak_upper_bound(begin, end) / GIB
+            return int(self.memory_model.peak_upper_bound(begin, end)) / GIB
 
         fewest = fewest_stages(furthest_end)
         if fewest is None:

@@ -106,8 +106,8 @@ class MemoryModel:
             skip.gradient_bytes for skip in after if not skip.own_tensor_at(end) and skip.target >= next_end
         )
         kept, kept_gradients = self._kept_for_neighbours(k, begin, end)
-        parts = self._parts(np.array([begin]), np.array([end]), self._inputs[[end]], self._gradients[[end]])
-        cell_memory = CellMemory(*(int(part[0]) for part in parts))
+        parts = self._parts(begin, end, self._inputs[end], self._gradients[end])
+        cell_memory = CellMemory(*map(int, parts))
         stashed, popped = self._local_skips(cells, k)
         return replace(
             cell_memory,
@@ -155,7 +155,7 @@ class MemoryModel:
 
         def peak(last: Ints, before: _RangeMaximum) -> int:
             largest = int(last[end - 1])
-            return max(largest, before.of(begin, end - 1)) if end - begin > 1 else largest
+            return max(largest, int(before(begin, end - 1))) if end - begin > 1 else largest
 
         first = peak(self._last_first_peak, self._first_backward_peak) + self._gradient_bytes * int(self._trained[end])
         return first - peak(self._last_backward_peak, self._backward_peak)
@@ -215,10 +215,6 @@ class MemoryModel:
         sums = [sum(of(cut, skip) for skip in skip_cost) for cut, skip_cost in enumerate(self._skip_costs)]
         return np.array(sums, dtype=np.int64)
 
-    def peak_upper_bound(self, begin: int, end: int) -> int:
-        """Returns an upper bound of the cell's peak in closed form; ``furthest_end`` compares it with the limit."""
-        return int(self._peak_upper_bound(np.array([begin]), np.array([end]))[0])
-
     def furthest_end(self, limit: int) -> list[int]:
         """Returns for each layer the end, exclusive, of the longest cell that begins there and fits ``limit`` bytes.
 
@@ -230,13 +226,13 @@ class MemoryModel:
             longer = end + step
             inside = longer <= self._layers
             fits = np.zeros(self._layers, dtype=bool)
-            fits[inside] = self._peak_upper_bound(begin[inside], longer[inside]) <= limit
+            fits[inside] = self.peak_upper_bound(begin[inside], longer[inside]) <= limit
             end = np.where(fits, longer, end)
             step //= 2
         return [int(at) for at in end]
 
-    def _peak_upper_bound(self, begin: Ints, end: Ints) -> Ints:
-        """The peak in closed form, for many cells at once; never below ``peak_bytes``."""
+    def peak_upper_bound(self, begin: Ints | int, end: Ints | int) -> Ints:
+        """Returns the peak in closed form, of a cell or of many at once; never below ``peak_bytes``."""
         fixed, inputs, activations, forward, graph, backward, update, sent, received, sent_back, deferred = self._parts(
             begin, end, self._output_peak(begin, end), self._grad_peak(begin, end)
         )
@@ -266,7 +262,7 @@ class MemoryModel:
         peak: Ints = fixed + np.maximum(standing, update)
         return peak
 
-    def _parts(self, begin: Ints, end: Ints, sent: Ints, received: Ints) -> tuple[Ints, ...]:
+    def _parts(self, begin: Ints | int, end: Ints | int, sent: Ints, received: Ints) -> tuple[Ints, ...]:
         """The fields of ``CellMemory``, in their order."""
         weights = self._per_parameter * (self._trained[end] - self._trained[begin])
         weights = weights + FROZEN_BYTES * (self._frozen[end] - self._frozen[begin])
@@ -293,7 +289,7 @@ class MemoryModel:
 
 
 class _RangeMaximum:
-    """The maximum of any stretch of a list, for many stretches at once: maxima of stretches of 1, 2, 4, ..."""
+    """The maximum of any stretch of a list, or of many stretches at once: maxima of stretches of 1, 2, 4, ..."""
 
     def __init__(self, values: Ints) -> None:
         self._tables = [values]
@@ -304,12 +300,8 @@ class _RangeMaximum:
             self._tables.append(table)
         self._stacked = np.stack(self._tables)
 
-    def of(self, begin: int, end: int) -> int:
-        """Returns max(values[begin:end])."""
-        return int(self(np.array([begin]), np.array([end]))[0])
-
-    def __call__(self, begin: Ints, end: Ints) -> Ints:
-        """Returns max(values[begin:end]) for each pair; no stretch may be empty."""
+    def __call__(self, begin: Ints | int, end: Ints | int) -> Ints:
+        """Returns max(values[begin:end]), for each pair if there are many; no stretch may be empty."""
         level = np.frexp(end - begin)[1] - 1
         result: Ints = np.maximum(self._stacked[level, begin], self._stacked[level, end - (1 << level)])
         return result

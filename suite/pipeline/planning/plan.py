@@ -259,10 +259,10 @@ def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleC
     """Returns the plan of given cells and a given schedule. Raises PlanError when the schedule cannot run."""
     costs, pipeline, machine, placement = fit.costs, fit.pipeline, fit.machine, fit.placement
     of_cells = cell_costs(costs, ranges, placement, machine, pipeline.replicas)
+    pairs = tuple(fit.pairs(ranges))
     with as_plan_error():
-        checked = replace(schedule_config, pairs=tuple(fit.pairs(ranges)))
-        schedule = checked.actions(pipeline.stages, pipeline.micro_batches)
-    peaks, p2p_bytes = fit.peaks(schedule, ranges), fit.p2p_bytes(ranges)
+        schedule = replace(schedule_config, pairs=pairs).actions(pipeline.stages, pipeline.micro_batches)
+    peaks, p2p_bytes = fit.peaks(schedule, ranges), fit.p2p_bytes(pairs)
     cells = tuple(
         CellPlan(
             cell[0],

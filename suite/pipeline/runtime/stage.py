@@ -73,6 +73,8 @@ class Stage:
         self.layers = nn.ModuleList(
             by_micro_batch(materialize(layers[index], initial_seed(seed, index), device)) for index in self.indices
         )
+        self.by_index: dict[int, nn.Module] = dict(zip(self.indices, self.layers, strict=True))
+        """Its layers by their index in the model."""
         self.types = {index: type(layers[index]).__name__ for index in self.indices}
         """The type of each layer, as its author wrote it."""
         self.running_stats = RunningStats(self.layers)
@@ -124,20 +126,11 @@ class Stage:
         """Returns the parameters of one cell, in the order of its layers."""
         return self._cells[virtual_stage].parameters()
 
-    @property
-    def by_index(self) -> dict[int, nn.Module]:
-        """Its layers by their index in the model."""
-        return dict(zip(self.indices, self.layers, strict=True))
-
-    def layer(self, index: int) -> nn.Module:
-        """Returns the layer with an index in the model."""
-        return self.layers[self.indices.index(index)]
-
     @torch.no_grad()
     def evaluate_layer(self, index: int, inputs: Tensors, buffers: Values) -> Tensor:
         """Returns the first tensor that a layer makes of its inputs in evaluation mode, in fp32, with these buffers in
         place of its own."""
-        layer = self.layer(index)
+        layer = self.by_index[index]
         layer.eval()
         try:
             with replaced(buffers):
@@ -150,7 +143,7 @@ class Stage:
         """Returns all parameters by (layer, name), cell by cell."""
         return {
             (index, name): parameter
-            for index, layer in zip(self.indices, self.layers, strict=True)
+            for index, layer in self.by_index.items()
             for name, parameter in layer.named_parameters()
         }
 
