@@ -166,7 +166,5 @@ def _fullest(room: int, sizes: tuple[int, ...], count: int) -> int:
         return count * sum(sizes)
     if (count + 1) ** len(sizes) > MOST_WAYS:
         return room
-    if not sizes:
-        return 0
     most = min(count, room // sizes[0]) if sizes[0] else 0
     return max(number * sizes[0] + _fullest(room - number * sizes[0], sizes[1:], count) for number in range(most + 1))

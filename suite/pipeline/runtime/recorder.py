@@ -24,7 +24,8 @@ class Recorder:
         self._is_host = is_host(device)
         self._device = device
         self._recorded: list[tuple[Kind, int, Mark, Mark, int]] = []
-        self._zero: tuple[float, Mark] = (0.0, None)
+        self._zero: Mark = None
+        """The event at the beginning of a step."""
         self.began = 0.0
 
     def begin(self) -> float:
@@ -33,7 +34,7 @@ class Recorder:
         synchronize(self._device)
         self.began = time.monotonic()
         if not self._is_host:
-            self._zero = self.began, self.mark()
+            self._zero = self.mark()
         return self.began
 
     def mark(self) -> Mark:
@@ -59,5 +60,4 @@ class Recorder:
     def _seconds(self, mark: Mark) -> float:
         if self._is_host:
             return float(mark)
-        host, zero = self._zero
-        return host + float(zero.elapsed_time(mark)) / 1e3
+        return self.began + float(self._zero.elapsed_time(mark)) / 1e3

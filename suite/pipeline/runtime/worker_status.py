@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +96,9 @@ class WorkerStatus:
         self._waiting, self._extra_timeout_s = before
         self.began_s = time.monotonic()
 
-    @contextmanager
-    def allow(self, timeout_s: float) -> Iterator[None]:
+    def allow(self, timeout_s: float) -> AbstractContextManager[None]:
         """A context in which this worker alone may take longer than an action usually may."""
-        with self.waiting_for("", timeout_s):
-            yield
+        return self.waiting_for("", timeout_s)
 
     @property
     def elapsed_s(self) -> float:

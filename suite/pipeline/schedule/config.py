@@ -138,14 +138,9 @@ def _generated(schedule: ScheduleName, stages: int, micro_batches: int, virtual_
 
 
 @lru_cache(maxsize=256)
-def _actions(
-    schedule_config: ScheduleConfig, stages: int, micro_batches: int, train: bool
-) -> tuple[tuple[Action, ...], ...]:
-    schedule = (
-        schedule_config.build(stages, micro_batches) if train else schedule_config.forward_only(stages, micro_batches)
-    )
-    config, cell_to_stage = schedule_config, schedule_config.cell_to_stage(stages)
-    validate(schedule, micro_batches, train, config.transport, config.pairs, cell_to_stage)
+def _actions(config: ScheduleConfig, stages: int, micro_batches: int, train: bool) -> tuple[tuple[Action, ...], ...]:
+    schedule = config.build(stages, micro_batches) if train else config.forward_only(stages, micro_batches)
+    validate(schedule, micro_batches, train, config.transport, config.pairs, config.cell_to_stage(stages))
     return tuple(map(tuple, schedule))
 
 
