@@ -60,10 +60,7 @@ class TraceWriter:
         return self._recorder
 
     def write(self, step: int, recorder: Recorder) -> None:
-        spans = [
-            [span.kind, span.micro_batch, round(span.start, 6), round(span.end, 6), span.virtual_stage]
-            for span in recorder.spans()
-        ]
+        spans = [span.as_list() for span in recorder.spans()]
         self._file.write({"step": step, "began": round(recorder.began, 6), "spans": spans})
 
     def bubble(self, recorder: Recorder) -> float:

@@ -27,6 +27,10 @@ class Span:
     def seconds(self) -> float:
         return self.end - self.start
 
+    def as_list(self) -> list[Any]:
+        """Returns it for JSON: kind, micro-batch, start, end and virtual stage."""
+        return [self.kind, self.micro_batch, round(self.start, 6), round(self.end, 6), self.virtual_stage]
+
     def __str__(self) -> str:
         if self.micro_batch < 0:
             return self.kind
@@ -40,14 +44,8 @@ class Timeline:
     rows: tuple[tuple[Span, ...], ...]
 
     def as_lists(self) -> list[list[list[Any]]]:
-        """Returns it for JSON: kind, micro-batch, start, end and virtual stage of each span."""
-        return [
-            [
-                [span.kind, span.micro_batch, round(span.start, 6), round(span.end, 6), span.virtual_stage]
-                for span in row
-            ]
-            for row in self.rows
-        ]
+        """Returns it for JSON."""
+        return [[span.as_list() for span in row] for row in self.rows]
 
     @classmethod
     def from_lists(cls, rows: Sequence[Sequence[Sequence[Any]]]) -> Timeline:
