@@ -111,10 +111,10 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for example, seconds, code, printed in outcomes(Path(folder)):
-            given = " ".join(f'"{each}"' if " " in each else each for each in example.arguments)
+            given = " ".join(f'"{each}"' if " " in each else each for each in (example.name, *example.arguments))
             shown = given.replace(SMALL, "...").replace(SMALL_LM, "...")
             is_right = code == example.code and example.says in printed
-            rows.append(f"| `gpipe {example.name} {shown}`".rstrip() + f" | {code} | {seconds:.0f} |")
+            rows.append(f"| `gpipe {shown}` | {code} | {seconds:.0f} |")
             print(rows[-1], "" if is_right else f"WRONG\n{printed}", flush=True)
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
