@@ -22,7 +22,7 @@ from launch.diff.command import fingerprints_of
 from launch.diff.compare import Comparison, compare
 from launch.diff.layer_traits import LayerTraits, find_traits
 from launch.diff.short_training import ShortTraining
-from launch.diff.shortening import shortened_to_fit
+from launch.diff.shortening import memory_fault, shortened_to_fit
 from launch.runs.store import CACHE, RunFolder, remove_run
 from suite.errors import PlanError, SuiteError
 from suite.settings import AUTO, PipelineSettings
@@ -49,17 +49,17 @@ def check(training: ShortTraining, console: Console) -> bool:
         count = max(1, min(MICRO_BATCHES, requested.min_rows) // asked.replicas)
         asked = asked.model_copy(update={"micro_batches": count})
     micro_batches = asked.micro_batches * asked.replicas
-    chosen = training.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
-    data = chosen.data_folder(CACHE).resolve()
-    if faults := chosen.with_prepared(data).trial_errors():
-        raise PlanError(faults)
     own = [asked] if "pipeline." in training.settings else []
-    whole = chosen.list_length
+    whole = requested.list_length
 
     def shapes_of(layers: int) -> list[PipelineSettings]:
         return [*_shapes(micro_batches, layers, False)[0], *(shape for shape in own if _suits(shape, layers, whole))]
 
-    chosen = shortened_to_fit(chosen, data, shapes_of, console)
+    requested = shortened_to_fit(requested, shapes_of, console)
+    chosen = training.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
+    data = chosen.data_folder(CACHE).resolve()
+    if faults := chosen.with_prepared(data).trial_errors():
+        raise PlanError(faults)
     part = "" if chosen.list_length == whole else f", with {chosen.list_length} of the model's {whole} layers"
     console.print(f"{chosen.list_length} layers, {training.steps} steps of {micro_batches} micro-batches")
     traits: LayerTraits = run_processes(find_traits, 1, chosen, data)[0]
@@ -70,6 +70,10 @@ def check(training: ShortTraining, console: Console) -> bool:
     if own and not _suits(asked, chosen.list_length, whole):
         own = []
         left_out.append(f"as set, because {chosen.list_length} layers are left")
+    for shape in list(shapes):
+        if fault := memory_fault(chosen.with_prepared(data).with_pipeline(shape)):
+            shapes.remove(shape)
+            left_out.append(f"{_label(shape, micro_batches)}, because {fault}")
     for reason in left_out:
         console.print(f"not tried: {reason}")
     console.print("each tensor compared with plain PyTorch (a):")

@@ -44,6 +44,8 @@ from suite.settings import AUTO, PipelineSettings
 from suite.training.fingerprints import FingerprintFile
 from suite.training.update_rule import Key, learning_rate, make_optimizer, param_groups
 
+REMEDY = "use a machine with more memory, or compare a model with fewer layers"
+
 
 def train_plainly(chosen: Experiment, run: RunFolder, machine: Cluster) -> None:
     """Trains all steps of a prepared experiment on a GPU of this machine, or its CPU if it has none, with all
@@ -78,7 +80,7 @@ def shortage(chosen: Experiment) -> str:
 def check_fits(chosen: Experiment) -> None:
     """Raises PlacementError when the whole model is too large for one process on this machine."""
     if too_large := shortage(chosen):
-        raise PlacementError(f"{too_large}; use a machine with more memory, or compare a model with fewer layers")
+        raise PlacementError(f"{too_large}; {REMEDY}")
 
 
 def _train(

@@ -10,7 +10,6 @@ from bisect import bisect
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
 from rich.console import Console
 from torch import nn
@@ -18,43 +17,41 @@ from torch import nn
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.planning.single_plan import estimated_costs, try_plan
-from launch.diff.plain_training import check_fits, shortage
+from launch.diff.plain_training import REMEDY, shortage
 from launch.diff.short_training import shared_devices
-from suite.errors import PlanError
+from suite.errors import PlacementError, PlanError
 from suite.pipeline.model.layers import structure_key
 from suite.settings import PipelineSettings
 
 
 def shortened_to_fit(
-    chosen: Experiment, data: Path, shapes_of: Callable[[int], Iterable[PipelineSettings]], console: Console
+    chosen: Experiment, shapes_of: Callable[[int], Iterable[PipelineSettings]], console: Console
 ) -> Experiment:
-    """Returns the experiment with as many of its equal layers as fit in one process and in each pipeline; unchanged if
-    all fit, or if two of each row do not. ``shapes_of`` returns the pipelines for a number of layers; ``data`` is the
-    prepared data. Raises PlacementError when no choice fits in one process."""
-    devices = shared_devices()
-    unlimited = replace(devices, bytes_per_device=2**62)
-
-    def lacking_memory(choice: Experiment) -> str:
-        if found := shortage(choice):
-            return found
-        for shape in shapes_of(choice.list_length):
-            work = choice.with_prepared(data).with_pipeline(shape)
-            if (fault := _fault(work, devices)) and not _fault(work, unlimited):
-                return fault
-        return ""
-
-    if not (too_large := lacking_memory(chosen)):
+    """Returns an experiment whose model is too large for one process with as many of its equal layers as fit there and
+    in each pipeline; any other as it is. ``shapes_of`` returns the pipelines for a number of layers. Raises
+    PlacementError when two of each row are too many."""
+    if not (too_large := shortage(chosen)):
         return chosen
     console.print(f"{too_large}; looking for how many of its equal layers fit")
+
+    def is_too_large(choice: Experiment) -> bool:
+        shapes = map(choice.with_pipeline, shapes_of(choice.list_length))
+        return bool(shortage(choice)) or any(map(memory_fault, shapes))
+
     rows = _rows(chosen.build()[0])
     choices = [_with_layers(chosen, rows, most) for most in range(2, max(map(len, rows)))]
-    fitting = choices[: bisect(choices, False, key=lambda choice: bool(lacking_memory(choice)))]
+    fitting = choices[: bisect(choices, False, key=is_too_large)]
     if not fitting:
-        check_fits(chosen)
-        console.print("none do: two of each row are too many, or no equal layers are in a row")
-        return chosen
+        raise PlacementError(f"{too_large}, and two of each row of equal layers are too many; {REMEDY}")
     console.print(f"of equal layers in a row the first {len(fitting) + 1} are kept; what is left is numbered anew")
     return fitting[-1]
+
+
+def memory_fault(work: Experiment) -> str:
+    """Returns what a pipeline needs and this machine does not have; empty if memory is not what it lacks."""
+    devices = shared_devices()
+    fault = _fault(work, devices)
+    return fault if fault and not _fault(work, replace(devices, bytes_per_device=2**62)) else ""
 
 
 def _rows(layers: Sequence[nn.Module]) -> list[list[int]]:

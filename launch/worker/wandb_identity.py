@@ -29,8 +29,8 @@ def wandb_identity(
     group = None if family == experiment.name else family
     shape = f"K={pipeline.stages}", f"M={pipeline.micro_batches}", f"R={pipeline.replicas}"
     tags = experiment.scale, experiment.data, schedule_config.schedule, *shape
-    id = previous.id if previous is not None else checkpoint_id
-    return Identity(experiment.tracking.project, name, group, tuple(map(_shortened, tags)), id)
+    run_id = previous.id if previous is not None else checkpoint_id
+    return Identity(experiment.tracking.project, name, group, tuple(map(_shortened, tags)), run_id)
 
 
 def _shortened(tag: str) -> str:

@@ -55,8 +55,8 @@ EXAMPLES = [
     Example("table", ("1",), "AmoebaNet"),
     Example("experiment", ("t12_400m", "--scale", "laptop", "--set", SMALL), "step 4/4"),
     Example("runs", says="t12_400m"),
-    Example("watch", ("RUN",), "RUN"),
-    Example("checkpoints", ("RUN",), "4"),
+    Example("watch", ("RUN",), "step 4/4"),
+    Example("checkpoints", ("RUN",), "00000004"),
     Example("resume", ("RUN", "--set", "train.steps=6 pipeline.stages=1"), "step 6/6"),
     Example("report", ("--run", "RUN"), "report.html"),
     Example("score", ("RUN", "--set", "score.beam=1 score.max_pairs=2"), "BLEU"),
@@ -100,22 +100,26 @@ def outcomes(folder: Path) -> Iterator[tuple[Example, float, int, str]]:
             began = time.monotonic()
             done = subprocess.run(
                 command(example.name, *(values.get(each, each) for each in example.arguments)), cwd=folder,
-                env=head.variables(), capture_output=True, text=True, timeout=600, check=False,
+                env=head.variables(WANDB_API_KEY=None), capture_output=True, text=True, timeout=600, check=False,
             )  # fmt: skip
             yield example, time.monotonic() - began, done.returncode, done.stdout + done.stderr
     finally:
         head.end()
 
 
-def main() -> None:
-    rows = []
+def main() -> int:
+    """Returns 1, and writes nothing, if an example fails."""
+    rows, all_right = [], True
     with tempfile.TemporaryDirectory() as folder:
         for example, seconds, code, printed in outcomes(Path(folder)):
             given = " ".join(f'"{each}"' if " " in each else each for each in (example.name, *example.arguments))
             shown = given.replace(SMALL, "...").replace(SMALL_LM, "...")
             is_right = code == example.code and example.says in printed
+            all_right = all_right and is_right
             rows.append(f"| `gpipe {shown}` | {code} | {seconds:.0f} |")
             print(rows[-1], "" if is_right else f"WRONG\n{printed}", flush=True)
+    if not all_right:
+        return 1
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -130,6 +134,7 @@ def main() -> None:
         *rows,
     ]
     (ROOT / "docs/results/commands.md").write_text("\n".join(lines) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -232,7 +232,8 @@ class MemoryModel:
         return [int(at) for at in end]
 
     def peak_upper_bound(self, begin: Ints | int, end: Ints | int) -> Ints:
-        """Returns the peak in closed form, of a cell or of many at once; never below ``peak_bytes``."""
+        """Returns the peak in closed form, of a cell or of many at once; never below ``peak_bytes``, because
+        ``furthest_end`` compares it with the limit."""
         fixed, inputs, activations, forward, graph, backward, update, sent, received, sent_back, deferred = self._parts(
             begin, end, self._output_peak(begin, end), self._grad_peak(begin, end)
         )

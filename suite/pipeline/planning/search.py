@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from itertools import product
 from typing import Any
 
+from suite.errors import SettingError
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import EXACT, PartialSchedule, SchedulingProblem
 from suite.pipeline.planning.simulate import simulate
@@ -46,8 +47,11 @@ def search(
     of ``simulate``; None if none is found. It is never slower than any of ``starts`` that fits. Each cell takes its
     micro-batches in order.
 
-    Policies and partial schedules are tried for ``seconds`` at the rates above; the clock is not read.
+    Policies and partial schedules are tried for ``seconds`` at the rates above; the clock is not read. Raises
+    SettingError for no time.
     """
+    if seconds <= 0:
+        raise SettingError(f"the search for a schedule has {seconds} s; it needs more than 0")
     costs, micro_batches, cell_to_stage = problem.costs, problem.micro_batches, problem.placement.cell_to_stage
 
     def step_s(schedule: Schedule) -> float:

@@ -93,6 +93,19 @@ def test_a_model_that_is_too_large_for_one_process_is_checked_with_fewer_equal_l
     assert out.endswith(f" are the same training as plain PyTorch, with {most + 2} of the model's 40 layers\n")
 
 
+def test_a_pipeline_that_lacks_memory_is_not_tried(tmp_path, monkeypatch):
+    machine = Cluster(2, 35 << 20, "cpu")
+    monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
+    monkeypatch.setattr(short_training, "this_machine", lambda: machine)
+    shapes = [PipelineSettings(replicas=2, micro_batches=2), PipelineSettings(stages=2, micro_batches=4)]
+    monkeypatch.setattr(checking, "_shapes", lambda *_: ([*shapes], []))
+    code, out, errors = call("check", f"{wide_models.__file__}:wide", "--steps", "1", folder=tmp_path)
+    assert (code, errors) == (0, ""), out
+    assert re.search(r"not tried: micro_batches=2 replicas=2, because .* needs 0\.0\d GiB", out), out
+    assert out.startswith("40 layers, "), out
+    assert "  stages=2: same " in out
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_what_a_model_lacks_in_one_process_is_said_with_numbers(monkeypatch, kind):
     """All cores share the memory; a process has one GPU. Weights and gradients take 4 bytes each; Adafactor's rows and

@@ -1,5 +1,7 @@
 """Which layers ``gpipe check`` keeps of a model that is too large."""
 
+import re
+
 import pytest
 import torch
 from rich.console import Console
@@ -44,24 +46,19 @@ def machine(monkeypatch):
     return set_memory
 
 
-def shortened(tmp_path, name, *shapes):
-    return shortening.shortened_to_fit(
-        find_custom(f"{__file__}:{name}"), tmp_path, lambda layers: shapes, Console(quiet=True)
-    )
+def shortened(name, *shapes):
+    return shortening.shortened_to_fit(find_custom(f"{__file__}:{name}"), lambda layers: shapes, Console(quiet=True))
 
 
 @pytest.mark.parametrize("mib", [16, 24, 32])
 @pytest.mark.parametrize("shapes", [(ONE,), (ONE, TWO)])
-def test_as_many_layers_are_kept_as_fit_in_all_shapes(tmp_path, machine, mib, shapes):
+def test_as_many_layers_are_kept_as_fit_in_all_shapes(machine, mib, shapes):
     machine(mib)
-    short = shortened(tmp_path, "wide", *shapes)
+    short = shortened("wide", *shapes)
     most = short.list_length - 2
     assert short.kept_layers == (0, *range(1, most + 1), 39)
     more = short.model_copy(update={"kept_layers": (*range(most + 2), 39)})
-    fits = [
-        not any(shortening._fault(each.with_pipeline(shape), short_training.shared_devices()) for shape in shapes)
-        for each in (short, more)
-    ]
+    fits = [not any(shortening.memory_fault(each.with_pipeline(shape)) for shape in shapes) for each in (short, more)]
     assert fits == [True, False]
     assert len(short.build()[0]) == short.list_length
     assert short.shrunk == (f"layers 40 -> {short.list_length}",)
@@ -69,31 +66,36 @@ def test_as_many_layers_are_kept_as_fit_in_all_shapes(tmp_path, machine, mib, sh
     assert short.key() != more.key()
 
 
-def test_replicas_that_share_the_memory_have_fewer_layers(tmp_path, machine):
+def test_replicas_that_share_the_memory_have_fewer_layers(machine):
     machine(32)
-    alone, beside = (shortened(tmp_path, "wide", *shapes).list_length for shapes in ((ONE,), (ONE, TWO)))
+    alone, beside = (shortened("wide", *shapes).list_length for shapes in ((ONE,), (ONE, TWO)))
     assert 4 <= beside < alone < 32
 
 
-def test_a_model_that_fits_in_plain_torch_alone_is_shortened_for_its_pipelines(tmp_path, machine):
+def test_a_model_that_fits_in_plain_torch_stays_whole(machine):
     machine(42)
     experiment = find_custom(f"{__file__}:wide")
-    assert plain_training.shortage(experiment) == ""
-    assert shortened(tmp_path, "wide", ONE).list_length < 40
-    machine(64)
-    assert shortened(tmp_path, "wide", ONE) == experiment
+    assert shortened("wide", ONE) == experiment
+    needs = r"needs 0\.0\d GiB"
+    assert re.search(needs, shortening.memory_fault(experiment.with_pipeline(TWO)))
+    machine(200)
+    assert shortening.memory_fault(experiment.with_pipeline(TWO)) == ""
 
 
-def test_what_no_memory_helps_shortens_nothing(tmp_path, machine):
-    machine(64)
-    assert shortened(tmp_path, "wide", PipelineSettings(micro_batches=9)).kept_layers is None
+def test_a_fault_that_no_memory_helps_is_none_of_memory(machine):
+    machine(24)
+    too_many = find_custom(f"{__file__}:wide").with_pipeline(PipelineSettings(micro_batches=9))
+    assert "9 micro-batches" in shortening._fault(too_many, short_training.shared_devices())
+    assert shortening.memory_fault(too_many) == ""
 
 
 @pytest.mark.parametrize(("name", "mib"), [("widest", 2), ("wide", 3)])
-def test_what_cannot_be_shortened_enough_is_refused(tmp_path, machine, name, mib):
+def test_what_cannot_be_shortened_enough_is_refused(machine, name, mib):
     machine(mib)
-    with pytest.raises(PlacementError, match=r"in one process, where [\d,]+ parameters .*; use a machine with more"):
-        shortened(tmp_path, name, ONE)
+    with pytest.raises(
+        PlacementError, match=r"where [\d,]+ parameters .*, and two of each row of equal layers are too"
+    ):
+        shortened(name, ONE)
 
 
 def test_rows_are_of_equal_layers_without_a_counterpart_elsewhere():
