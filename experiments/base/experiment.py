@@ -20,7 +20,6 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.data_source import DataSource
 from experiments.base.setting_faults import contradictions
-from experiments.base.workload import cost_key
 from suite.errors import SettingError
 from suite.log import Log
 from suite.paths import hide_secrets
@@ -146,8 +145,14 @@ class Experiment(FrozenRecord):
         """Returns a key that is equal for equal layer costs: of layers, sample and update (``cost_key``)."""
 
     def cost_key(self, *model: object) -> str:
-        """Returns the key, given what describes the whole model."""
-        return cost_key(self, *model, *([] if self.kept_layers is None else [self.kept_layers]))
+        """Returns the key: what describes the whole model, the layers that are left of it, the shapes of the sample, on
+        whose values costs do not depend, and the settings of the optimizer on which they do."""
+        sample, optimizer = self.sample(), self.optimizer
+        kept = [] if self.kept_layers is None else [self.kept_layers]
+        micro_batches = (sample.typical, sample.largest)
+        shapes = [[tuple(tensor.shape) for tensor in (*batch.inputs, *batch.targets)] for batch in micro_batches]
+        update = (optimizer.name, optimizer.precision, optimizer.max_grad_norm is not None)
+        return repr((*model, *kept, shapes, update))
 
     def data_errors(self) -> list[str]:
         """Returns what the prepared data contradicts. Raises SettingError for a language that it lacks."""

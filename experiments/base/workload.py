@@ -48,15 +48,6 @@ class SingleThreadWorkload:
         return repr(self)
 
 
-def cost_key(work: Measurable, *model: object) -> str:
-    """Returns a workload's key: what describes its model, the shapes of its sample, on whose values costs do not
-    depend, and the settings of the optimizer on which they do."""
-    sample, optimizer = work.sample(), work.optimizer
-    micro_batches = (sample.typical, sample.largest)
-    shapes = [[tuple(tensor.shape) for tensor in (*batch.inputs, *batch.targets)] for batch in micro_batches]
-    return repr((*model, shapes, (optimizer.name, optimizer.precision, optimizer.max_grad_norm is not None)))
-
-
 FIRST_WORD = 4
 """The first token id of a word; lower ids are special tokens."""
 

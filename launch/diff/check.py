@@ -21,10 +21,11 @@ from launch.backends.processes import run_processes
 from launch.diff.command import fingerprints_of
 from launch.diff.compare import Comparison, compare
 from launch.diff.layer_traits import LayerTraits, find_traits
+from launch.diff.plain_training import REMEDY
 from launch.diff.short_training import ShortTraining
 from launch.diff.shortening import memory_fault, shortened_to_fit
 from launch.runs.store import CACHE, RunFolder, remove_run
-from suite.errors import PlanError, SuiteError
+from suite.errors import PlacementError, PlanError, SuiteError
 from suite.settings import AUTO, PipelineSettings
 from suite.training.fingerprints import RunFingerprints
 
@@ -76,6 +77,8 @@ def check(training: ShortTraining, console: Console) -> bool:
             left_out.append(f"{_label(shape, micro_batches)}, because {fault}")
     for reason in left_out:
         console.print(f"not tried: {reason}")
+    if not shapes and not own:
+        raise PlacementError(f"none of the pipelines fits this machine; {REMEDY}")
     console.print("each tensor compared with plain PyTorch (a):")
     plain = training.train_plainly(chosen)
     comparison = partial(_compare, fingerprints_of(plain), chosen.optimizer.precision, traits, console)

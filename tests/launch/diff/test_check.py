@@ -106,6 +106,14 @@ def test_a_pipeline_that_lacks_memory_is_not_tried(tmp_path, monkeypatch):
     assert "  stages=2: same " in out
 
 
+def test_a_check_without_a_pipeline_that_fits_is_refused(tmp_path, monkeypatch):
+    machine = Cluster(2, 21 << 20, "cpu")
+    monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
+    monkeypatch.setattr(short_training, "this_machine", lambda: machine)
+    found = refusal("check", f"{wide_models.__file__}:wide", "--steps", "1", folder=tmp_path)
+    assert "none of the pipelines fits this machine; use a machine with more memory" in found
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_what_a_model_lacks_in_one_process_is_said_with_numbers(monkeypatch, kind):
     """All cores share the memory; a process has one GPU. Weights and gradients take 4 bytes each; Adafactor's rows and
