@@ -114,7 +114,6 @@ def _shapes(micro_batches: int, layers: int, depends_on_split: bool) -> tuple[li
     shapes, left_out = [same(stages=1, remat="never")], []
     if layers >= 2:
         shapes.append(same(stages=2, schedule="fill_drain", remat="always"))
-        shapes.append(same(stages=2, schedule="1f1b", remat="never"))
         shapes.append(same(stages=2, schedule="zero_bubble", remat="never"))
     if layers >= 4:
         shapes.append(same(stages=2, schedule="zbv", virtual_stages=2, remat="auto"))
@@ -125,9 +124,7 @@ def _shapes(micro_batches: int, layers: int, depends_on_split: bool) -> tuple[li
         left_out.append(f"replicas=2 and other micro-batches, because {micro_batches} cannot be halved")
         return shapes, left_out
     half = partial(PipelineSettings, micro_batches=micro_batches // 2)
-    shapes.append(half(replicas=2))
-    if layers >= 2:
-        shapes.append(half(stages=2, replicas=2, schedule="1f1b"))
+    shapes.append(half(stages=2, replicas=2, schedule="1f1b") if layers >= 2 else half(replicas=2))
     if depends_on_split:
         left_out.append("other micro-batches, because what a layer above computes depends on them")
     else:
@@ -156,9 +153,8 @@ def _compare(
     try:
         run = train()
         found = compare(plain, fingerprints_of(run), precision)
-    except (SuiteError, RuntimeError) as error:  # the second: of the user's code in plain PyTorch
-        why = error if isinstance(error, SuiteError) else str(error).strip().splitlines()[-1]
-        console.print(f"  {label}: FAILS: {why}")
+    except SuiteError as error:
+        console.print(f"  {label}: FAILS: {error}")
         return None
     took = f"{time.perf_counter() - began:.0f} s"
     if not found.is_explained:
@@ -194,10 +190,8 @@ def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, part: st
         but = ", but for buffers" if buffers else ""
         console.print(f"all {len(results)} are the same training as plain PyTorch{but}{part}")
         return True
-    console.print(
-        f"{len(others)} of {len(results)} are not the same training as plain PyTorch{part}"
-        + (f", and {failed} fail" if failed else "")
-    )
+    fail = f", and {failed} fail" if failed else ""
+    console.print(f"{len(others)} of {len(results)} are not the same training as plain PyTorch{part}{fail}")
     if PLAIN_AGAIN in others.keys() | (results.keys() - trained.keys()):
         console.print("plain PyTorch itself gives other numbers each time, so no pipeline can give the same")
     for label, run in others.items():

@@ -14,11 +14,12 @@ from experiments.registry import resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
 from launch.diff.plain_training import check_fits, train_plainly
-from launch.runs.store import RunFolder, new_run
+from launch.runs.store import RunFolder, new_run, remove_run
 from launch.train.command import prepare, run_experiment
 from launch.train.session import Session
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
+from suite.errors import SettingError
 
 WORKERS = 4
 """The most workers of a pipeline that ``gpipe check`` tries. They share the GPUs of a machine that has fewer."""
@@ -52,12 +53,19 @@ class ShortTraining:
         return prepare(with_available_precision(chosen, shared_devices(), console.print), console)
 
     def train_plainly(self, chosen: Experiment) -> RunFolder:
-        """Trains by plain PyTorch what its pipeline would train. Raises as ``train`` does, and PlacementError when the
-        model is too large for one process."""
+        """Trains by plain PyTorch what its pipeline would train. Raises as ``train`` does, PlacementError when the
+        model is too large for one process, and SettingError when its code raises; then there is no run."""
         check_fits(chosen)
         prepared = self.prepared(chosen, Console(quiet=True))
         run = new_run(prepared.name)
-        train_plainly(prepared, run, shared_devices())
+        try:
+            train_plainly(prepared, run, shared_devices())
+        except BaseException as error:
+            remove_run(run)
+            if not isinstance(error, RuntimeError):
+                raise
+            said = str(error).strip().splitlines()[-1]  # of a traceback in the process
+            raise SettingError(f"plain PyTorch cannot train {chosen.name}: {said}") from error
         return run
 
 

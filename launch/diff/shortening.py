@@ -29,7 +29,7 @@ def shortened_to_fit(
 ) -> Experiment:
     """Returns an experiment whose model is too large for one process with as many of its equal layers as fit there and
     in each pipeline; any other as it is. ``shapes_of`` returns the pipelines for a number of layers. Raises
-    PlacementError when two of each row are too many."""
+    PlacementError when two of each row are too many, or no two layers in a row are equal."""
     if not (too_large := shortage(chosen)):
         return chosen
     console.print(f"{too_large}; looking for how many of its equal layers fit")
@@ -42,7 +42,8 @@ def shortened_to_fit(
     choices = [_with_layers(chosen, rows, most) for most in range(2, max(map(len, rows)))]
     fitting = choices[: bisect(choices, False, key=is_too_large)]
     if not fitting:
-        raise PlacementError(f"{too_large}, and two of each row of equal layers are too many; {REMEDY}")
+        why = "two of each row of equal layers are too many" if choices else "no three equal layers are in a row"
+        raise PlacementError(f"{too_large}, and {why}; {REMEDY}")
     console.print(f"of equal layers in a row the first {len(fitting) + 1} are kept; what is left is numbered anew")
     return fitting[-1]
 

@@ -127,7 +127,8 @@ def main() -> int:
         "# Every command, with an example: `python -m tests.slow.commands`",
         "",
         f"Measured, two cores, commit `{commit.stdout.strip()}`, {datetime.now(UTC):%Y-%m-%d}. Settings of small runs"
-        " are left out; they are in `tests/slow/commands.py`.",
+        " are left out; they are in",
+        "`tests/slow/commands.py`.",
         "",
         "| example | exit code | seconds |",
         "|---|---|---|",

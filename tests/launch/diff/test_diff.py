@@ -27,6 +27,15 @@ class Remembers(nn.Linear):
         return super().forward(x) + 1e-3 * Remembers.calls
 
 
+class Breaks(nn.Linear):
+    """Breaks in a worker."""
+
+    def forward(self, x):
+        if dist.is_initialized():
+            raise RuntimeError("it broke")
+        return super().forward(x)
+
+
 def spec(layer):
     torch.manual_seed(3)
     x = torch.randn(16, 6)
@@ -43,6 +52,10 @@ def right():
 
 def remembers():
     return spec(Remembers)
+
+
+def breaks():
+    return spec(Breaks)
 
 
 def diff(folder, name, a, b, *more):
@@ -75,6 +88,12 @@ def test_a_layer_that_remembers_calls_is_named(tmp_path):
     first = "recomputes differ from their forwards, the first in b: step 1, layer 2 (Remembers), micro-batch 0"
     assert f"{first}, recomputed output 0\n" in out
     assert "keeps state that is no buffer" in out
+
+
+def test_a_plain_training_that_fails_leaves_no_run(tmp_path):
+    code, _, errors = diff(tmp_path, "breaks", "plain", "pipeline.stages=2")
+    assert (code, errors) == (2, "error: plain PyTorch cannot train breaks: RuntimeError: it broke\n")
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,13 @@ def test_a_fault_that_no_memory_helps_is_none_of_memory(machine):
     assert shortening.memory_fault(too_many) == ""
 
 
-@pytest.mark.parametrize(("name", "mib"), [("widest", 2), ("wide", 3)])
-def test_what_cannot_be_shortened_enough_is_refused(machine, name, mib):
+@pytest.mark.parametrize(
+    ("name", "mib", "why"),
+    [("widest", 2, "no three equal layers are in a row"), ("wide", 3, "two of each row of equal layers are too many")],
+)
+def test_what_cannot_be_shortened_enough_is_refused(machine, name, mib, why):
     machine(mib)
-    with pytest.raises(
-        PlacementError, match=r"where [\d,]+ parameters .*, and two of each row of equal layers are too"
-    ):
+    with pytest.raises(PlacementError, match=rf"where [\d,]+ parameters .*, and {why}; "):
         shortened(name, ONE)
 
 
