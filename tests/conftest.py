@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 os.environ.update(
@@ -23,16 +24,14 @@ hypothesis.settings.register_profile("any-speed", deadline=None)
 hypothesis.settings.load_profile("any-speed")
 
 LONG = (
-    "launch/train/test_end_to_end.py", "launch/worker/test_feed_processes.py", "launch/tracking/test_wandb_sync.py",
-    "suite/pipeline/runtime/test_gradients.py", "lane/test_lane.py", "suite/pipeline/planning/test_plan.py",
-    "experiments/sweeps/report/test_verdicts.py", "launch/train/test_same_at_every_k.py",
-    "suite/pipeline/model/test_batchnorm.py", "launch/train/test_new_task.py", "launch/benchmarks/test_bench.py",
-    "experiments/planning/test_planner.py", "suite/training/test_training.py", "launch/diff/test_replay.py",
-    "suite/pipeline/schedule/test_schedules.py", "experiments/planning/test_best_plans.py",
-    "launch/backends/test_env_ranks.py", "launch/backends/test_processes.py", "launch/test_run.py",
-    "examples/test_examples.py", "lane/test_planned_bytes.py", "experiments/scaling/test_scales.py",
-    "launch/test_cli.py", "launch/train/test_own_training.py", "launch/train/test_image_run.py",
-    "launch/gpu_check/test_gpu_check.py",
+    "launch/train/test_end_to_end.py", "lane/test_lane.py", "suite/pipeline/runtime/test_gradients.py",
+    "launch/test_cli.py", "experiments/planning/test_planner.py", "experiments/sweeps/report/test_verdicts.py",
+    "experiments/base/test_workload.py", "launch/train/test_image_run.py", "launch/supervision/test_supervisor.py",
+    "suite/training/test_training.py", "suite/pipeline/model/test_batchnorm.py", "launch/worker/test_feed_processes.py",
+    "experiments/planning/test_suggestions.py", "experiments/scaling/test_scales.py",
+    "experiments/custom/test_models.py", "launch/inference/test_score.py", "suite/training/test_fingerprints.py",
+    "experiments/planning/test_unequal_devices.py", "launch/diff/test_check.py", "suite/training/test_adafactor.py",
+    "launch/sweeps/test_custom_sweep.py",
 )  # fmt: skip
 """The files that take longest, longest first."""
 
@@ -42,10 +41,10 @@ TESTS = Path(__file__).parent
 @contextmanager
 def _own_imports():
     """Users' files are imported from folders of tests: neither they nor their folders are found after it."""
-    path, modules = [*sys.path], {*sys.modules}
+    path, last = [*sys.path], next(reversed(sys.modules))
     yield
     sys.path[:] = path
-    for name in {*sys.modules} - modules:
+    for name in [*takewhile(lambda name: name != last, reversed(sys.modules))]:
         if "/pytest-of-" in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
 

@@ -8,6 +8,7 @@ import types
 import unicodedata
 from collections.abc import Iterable
 from decimal import Decimal
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ValidationError
@@ -107,6 +108,7 @@ _BOUNDS = {
 """Pydantic's names of a number's bounds, and the bounds in words."""
 
 
+@cache  # a sweep asks thousands of times
 def paths(record: type[BaseModel]) -> dict[str, Any]:
     """Returns ``{"train.steps": int, "trace": bool, ...}``: the types of sections' fields, and of switches."""
     found: dict[str, Any] = {}

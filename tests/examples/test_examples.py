@@ -39,6 +39,7 @@ def test_its_layers_fit_together(name, monkeypatch):
     assert work.pipeline.stages == 2
 
 
+@pytest.mark.slow
 def test_a_language_model_trains_on_text_of_your_own(tmp_path):
     example = (EXAMPLES / "language_model.py").read_text()
     (tmp_path / "book.txt").write_text("One word has one meaning. " * 2000)
@@ -49,6 +50,7 @@ def test_a_language_model_trains_on_text_of_your_own(tmp_path):
     assert "held-out data: loss" in shown
 
 
+@pytest.mark.slow
 def test_a_llama_is_fine_tuned_and_written_back(tmp_path):
     (tmp_path / "examples").mkdir()
     example = tmp_path / "examples/finetune_llama.py"

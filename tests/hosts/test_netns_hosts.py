@@ -73,6 +73,7 @@ def test_a_link_is_as_slow_as_it_was_asked_to_be():
     assert second >= 0.04 + 0.2
 
 
+@pytest.mark.slow
 @as_root
 def test_a_host_that_is_cut_off_answers_no_more_and_is_not_told():
     with BridgedHosts(3) as hosts:

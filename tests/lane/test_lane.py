@@ -5,11 +5,16 @@ The first GPU that a change meets may be a user's. See ``tests.lane.mode`` for w
 """
 
 import functools
+import re
 
 import pytest
 
-from tests.lane.cases import CASES
+from tests.lane.cases import CASES, EXAMPLES, OTHER_PEOPLES
 from tests.lane.meant import MEANT, faults_of
+from tests.marks import slow_but_for
+
+SLOW = re.compile("in fp32|skips over a stage, (interleaved|zero)|" + "|".join([*OTHER_PEOPLES[1:], *EXAMPLES[1:]]))
+FAST = [case for case in CASES if not SLOW.search(case)]
 
 
 @pytest.fixture(scope="module")
@@ -18,13 +23,14 @@ def results(shared_server):
     return functools.cache(shared_server.run)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but_for(FAST, CASES))
 def test_everything_is_on_the_device_and_the_host_runs_ahead(results, case):
     waits, error = results(case)
     assert error is None
     assert not faults_of(waits)
 
 
+@pytest.mark.slow
 def test_each_wait_that_is_meant_occurs(results):
     """An entry that no case needs any more would hide a wait that comes back."""
     found = {(place, what) for case in CASES for place, what, _ in results(case)[0]}

@@ -37,11 +37,13 @@ def test_the_text_of_a_mutation_occurs_once(mutation):
     assert mutation.case in CASES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", A_FEW, ids=lambda mutation: mutation.what)
 def test_the_fault_is_found(server, mutation):
     assert finding(server, mutation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", dict.fromkeys(mutation.case for mutation in A_FEW))
 def test_nothing_is_found_without_a_fault(server, case):
     """Otherwise a child that cannot run at all would find every fault."""

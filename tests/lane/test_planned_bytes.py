@@ -28,8 +28,10 @@ def bytes_of_stages(server, settings):
     return stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("precision", "schedule"), [*(("bf16", schedule) for schedule in SCHEDULES), *(("fp32", s) for s in SCHEDULES[1:4])]
+    ("precision", "schedule"),
+    [*(("bf16", schedule) for schedule in SCHEDULES), *(("fp32", schedule) for schedule in SCHEDULES[1:4])],
 )
 def test_a_plan_has_room_for_its_step_and_hardly_more(shared_server, precision, schedule):
     for _, planned, live in bytes_of_stages(
@@ -39,6 +41,7 @@ def test_a_plan_has_room_for_its_step_and_hardly_more(shared_server, precision, 
         assert planned <= MOST[precision] * live
 
 
+@pytest.mark.slow
 def test_a_plan_has_room_for_dropout(shared_server):
     """On CUDA a mask has a byte for each value; a plan counts those of the CPU, which are wider."""
     for _, planned, live in bytes_of_stages(shared_server, f"{SCHEDULES[1]} model.dropout=0.1"):

@@ -46,6 +46,7 @@ def python(folder, name):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_file_trains_what_it_defines(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     for name in ("datasets", "deepspeed", "safetensors"):  # packages of the environment, which workers import
@@ -59,6 +60,7 @@ def test_a_file_trains_what_it_defines(tmp_path):
     assert "folder: True False" in done.stdout, "the run's files; no ray"
 
 
+@pytest.mark.slow
 def test_a_file_that_calls_run_when_it_is_imported_is_refused(tmp_path):
     (tmp_path / "own.py").write_text(OWN.replace('if __name__ == "__main__":\n    guarded()', "run(small)"))
     done = python(tmp_path, "own.py")

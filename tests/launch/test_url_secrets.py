@@ -2,6 +2,8 @@
 
 import stat
 
+import pytest
+
 from tests.launch.command_line import call
 from tests.launch.test_run import OWN
 
@@ -30,6 +32,7 @@ def shown(folder, *arguments, code=0):
     return out
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_a_url_whose_secrets_are_never_shown(tmp_path):
     (tmp_path / "own.py").write_text(PRINTS_INTO_A_FILE + OWN)
     settings = f"train.checkpoint_dir={URL} train.steps=2 train.checkpoint_every=1"

@@ -46,6 +46,7 @@ def assert_every_parameter_learns(model: list[nn.Module]) -> None:
 
 # Table 1 of the paper prints 282.2M, 785.8M, 5.3B, 21.0B and 83.9B. By hand, d = 2048 and V = 32000: a layer has
 # 4 * (d*d + d) in attention, 2*d*4d + 4d + d in feed-forward and 4d in norms; beside the layers 2*V*d + V.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "parameters"),
     [(3, 282178816), (13, 785761536), (103, 5318006016), (415, 21029786880), (1663, 83876910336)],

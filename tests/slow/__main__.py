@@ -1,8 +1,8 @@
 """Runs all slow tests, two files side by side, and writes their outcome to docs/results/test-faults.md.
 
-Each file has a process of its own, because Ray keeps its first settings, such as a token, until the process ends. Files
-that start clusters use the same ports, so one lane runs them one after another; the other lane runs the other files,
-which both share once no clusters are left.
+Each file has a process of its own, because Ray keeps its first settings, such as a token, until the process ends; so
+have the tests of other folders that are marked as slow, together. Files that start clusters use the same ports, so one
+lane runs them one after another; the other lane runs the other files, which both share once no clusters are left.
 """
 
 import subprocess
@@ -16,6 +16,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 OUTCOME = ROOT / "docs/results/test-faults.md"
+MARKED = ROOT / "tests"
+"""Stands for the tests that are marked as slow."""
+
 CLUSTERS = ("deploy", "diagnostics", "jobs", "storage_sync", "sweeps", "test_driver", "test_hosts", "test_nodes")
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
@@ -23,7 +26,7 @@ DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 def main() -> int:
     """Returns 1 if a file failed."""
     commit = _git("describe", "--always", "--dirty")
-    files = sorted(HERE.glob("*/test_*.py"))
+    files = [*sorted(HERE.glob("*/test_*.py")), MARKED]
     with_cluster = deque(path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem)))
     others = deque(path for path in files if path not in with_cluster)
     rows: dict[Path, str] = {}
@@ -58,7 +61,8 @@ def main() -> int:
 def _run(path: Path) -> tuple[bool, str]:
     """Returns whether a file passed, and its row."""
     begun = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-n", "0", "--timeout", "1800", str(path)]
+    chosen = ["-m", "slow"] if path == MARKED else [str(path)]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "--timeout", "1800", *chosen]
     try:
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S)
         has_passed, text = ended.returncode == 0, ended.stdout + ended.stderr
@@ -86,7 +90,7 @@ def _write(commit: str, rows: list[str], files: int, seconds: float) -> None:
 
 
 def _name(path: Path) -> str:
-    return path.relative_to(HERE).as_posix()
+    return "marked as slow in tests/" if path == MARKED else path.relative_to(HERE).as_posix()
 
 
 def _git(*arguments: str) -> str:

@@ -138,6 +138,7 @@ def test_a_wrong_setting_of_the_spec_names_it(folder):
         find("typo.py:small")
 
 
+@pytest.mark.slow
 def test_an_installed_package_adds_its_experiments_to_the_list(folder, monkeypatch):
     installed = [EntryPoint(name, f"own:{function}", "gpipe.experiments") for name, function in
                  (("tiny", "small"), ("t128_6b", "small"), ("bad", "number"))]  # fmt: skip

@@ -35,8 +35,8 @@ def spec(layers, **fields):
         (None, "layers is a NoneType; give a list of modules or an nn.Sequential"),
         ({"a": nn.ReLU()}, "layers is a dict; give a list of modules or an nn.Sequential"),
         ({nn.ReLU()}, "layers is a set; give a list of modules or an nn.Sequential"),
-        (torch.compile(nn.Sequential(nn.ReLU())), "layers is compiled by torch.compile, which cannot be cut; give the "
-                                                  "layers themselves"),
+        (torch.compile(nn.Sequential(nn.ReLU()), backend="eager"),  # importing the default one takes seconds
+         "layers is compiled by torch.compile, which cannot be cut; give the layers themselves"),
         ([], "the TrainSpec has no layers; give a list of modules or an nn.Sequential"),
         ([nn.ReLU], "layer 0 is the class ReLU; make one: ReLU(...)"),
         ([nn.ReLU(), torch.relu], "layer 1 is a builtin_function_or_method; every layer must be an nn.Module"),

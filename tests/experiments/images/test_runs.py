@@ -83,6 +83,7 @@ def test_wsd_decays_in_the_last_tenth_of_the_run_unless_set() -> None:
     assert phases("optimizer.lr_decay_steps=5", begun) == (30, 55, 5)
 
 
+@pytest.mark.slow
 def test_a_refused_plan_suggests_none_that_batchnorm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.planning.single_plan.GPU_PROCESS_BYTES", 0)
     small = "train.batch_images=16 pipeline.micro_batches=1 images.size=4 pipeline.stages=1 pipeline.remat=always"
@@ -131,6 +132,7 @@ def test_wrong_settings_are_named(setting: str, message: str) -> None:
         find("amoebanet_fashion").with_settings(setting)
 
 
+@pytest.mark.slow
 def test_any_amoebanet_is_planned_by_name() -> None:
     cluster = parse_cluster("4x8GiB", LAPTOP)
     work = find_amoebanet("amoebanet_18x208", cluster.devices)

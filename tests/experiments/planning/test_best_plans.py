@@ -23,6 +23,7 @@ def shape(report: PlanReport) -> tuple[int, int]:
     return report.experiment.pipeline.stages, report.experiment.pipeline.replicas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cluster", ["4xH100", "6x16GiB"])
 def test_no_other_setting_is_planned_faster(cluster: str) -> None:
     work, devices = translation(FREE), parse_cluster(cluster, LAPTOP)
@@ -42,11 +43,13 @@ def test_no_other_setting_is_planned_faster(cluster: str) -> None:
     assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
 
 
+@pytest.mark.slow
 def test_only_shapes_that_no_other_exceeds_are_planned() -> None:
     plans = best_plans(translation(FREE), Cluster(6, 12 * GIB, "gpu"), estimated_costs, FREE)
     assert sorted(map(shape, plans)) == [(1, 6), (2, 3), (3, 2), (6, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "is_planned"), [("", True), ("pipeline.replicas=6", False)])
 def test_on_cpus_one_worker_with_all_cores_is_planned_too(given: str, is_planned: bool) -> None:
     given = f"{FREE} {given}"
@@ -70,6 +73,7 @@ def test_what_is_given_stays(given: str, expected: set[tuple[int, int]]) -> None
         assert plans[0].plan.layers_per_cell == (3, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "name", "value"),
     [
@@ -100,6 +104,7 @@ def test_the_settings_of_a_plan_make_the_plan() -> None:
         assert (again.step_s, again.plan.layers_per_cell) == (plan.step_s, plan.plan.layers_per_cell)
 
 
+@pytest.mark.slow
 def test_no_more_replicas_are_planned_than_there_are_rows_for_the_given_micro_batches() -> None:
     given = "pipeline.stages=2 pipeline.micro_batches=16"
     (plan,) = best_plans(translation(f"{given} train.batch_tokens=1600"), ROOMY, estimated_costs, given)
@@ -114,6 +119,7 @@ def test_stages_of_several_cells_are_no_more_than_the_layers_allow() -> None:
     assert shape(plans[0]) == (3, 1)  # 7 layers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_nccl")
 def test_a_run_that_fits_no_shape_is_refused_with_what_it_needs() -> None:
     with pytest.raises(PlanError, match=r"needs .* GiB"):

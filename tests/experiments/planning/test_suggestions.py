@@ -111,6 +111,7 @@ def with_process(size: int) -> Any:
     return layer_costs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "devices", "share", "process", "names"),
     [

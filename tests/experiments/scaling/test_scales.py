@@ -34,6 +34,7 @@ def test_the_run_for_two_cores_is_not_shrunk() -> None:
     assert all(find(name).name == name for name in experiments())
 
 
+@pytest.mark.slow
 def test_a_run_whose_plan_may_choose_k_and_r_has_the_papers_sizes_where_some_fit() -> None:
     small, two = "train.batch_tokens=8192", Cluster(2, 80 * GIB, "gpu")
     for settings, pipeline_auto, scale in (
@@ -191,6 +192,7 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
     assert "SCALE=laptop" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cluster", "settings", "expected"),
     [
@@ -208,6 +210,7 @@ def test_the_advice_of_a_refusal_works(name: str, cluster: Cluster, settings: st
     assert resolve(name, "paper", there, f"{settings} {advice}")[0].scale == "paper"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("t128_6b", ""), ("t12_400m", "pipeline.micro_batches=100")],

@@ -47,6 +47,7 @@ def test_table_2_measures_the_networks_own_micro_batches():
     assert all(row[3] > 1 for row in table.rows)  # these layers are uneven
 
 
+@pytest.mark.slow
 def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones_do_not():
     numbers = paper_numbers("table1.amoebanet")
     limit = numbers["device_gib"] * 2**30

@@ -18,6 +18,7 @@ def small() -> TranslationExperiment:
     )
 
 
+@pytest.mark.slow
 def test_each_run_has_the_papers_plan_or_why_it_does_not_fit_and_the_fastest_below(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

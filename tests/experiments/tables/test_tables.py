@@ -62,6 +62,7 @@ def test_table_1_fits_its_devices_and_no_larger_model_would():
     assert all(ours > paper for ours, paper in zip(largest[6:], column(table, "L (paper)")[6:], strict=True))
 
 
+@pytest.mark.slow
 def test_table_2_of_a_perfect_executor_is_the_closed_form():
     table = table_2(exact, silent)
     equal = [row for row in table.rows if row[2] == "equal"]
@@ -76,6 +77,7 @@ def test_table_2_of_a_perfect_executor_is_the_closed_form():
     assert cut[-1][6] / cut[0][6] < 65 / 18.5  # whole layers do not divide evenly
 
 
+@pytest.mark.slow
 def test_table_3_has_a_slow_link_in_its_simulation():
     rows = [row for row in table_3(exact, silent).rows if row[2] == "equal"]
     assert [row[0] for row in rows] == [2, 4, 8]

@@ -64,6 +64,7 @@ def trained(folder, but=None):
     return run, ([line["train/loss"] for line in lines], files)
 
 
+@pytest.mark.slow
 def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worker(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     out = gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local")

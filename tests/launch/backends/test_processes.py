@@ -56,6 +56,7 @@ def test_a_temporary_folder_whose_sockets_have_too_long_paths_is_named(monkeypat
         start()
 
 
+@pytest.mark.slow
 def test_a_worker_starts_with_its_modules_already_imported():
     """The forkserver silently ignores a preload name that cannot be imported, which slows down every worker."""
     names = [*PRELOAD, *PRELOAD_LATE]
@@ -107,6 +108,7 @@ def kill_forkserver(rank, world, rendezvous, folder):
     time.sleep(120)
 
 
+@pytest.mark.slow
 def test_a_killed_forkserver_is_reported_and_its_workers_die_with_it(tmp_path):
     with pytest.raises(
         ForkserverError, match=r"forkserver, process \d+\) was killed by SIGKILL, and all workers died with it"
@@ -141,6 +143,7 @@ WAITS = "import threading", "threading.Event().wait()"
 SWALLOWS = "import time", "exec('while True:\\n try: time.sleep(99)\\n except BaseException: pass')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "how"),
     [(STARTS, "twice"), (STARTS, "group"), (SWALLOWS, "once"), (WAITS, "group")],
@@ -181,6 +184,7 @@ print(asked)
 """
 
 
+@pytest.mark.slow
 def test_what_the_forkserver_imports_does_not_ask_cuda_where_there_is_one():
     """An answer of CUDA's own would initialize it, and no worker could be forked from that process."""
     command, environment = [sys.executable, "-c", ASKS_CUDA, *PRELOAD], {**os.environ, "DS_ACCELERATOR": "cuda"}

@@ -30,6 +30,7 @@ def silent():
         one.close()
 
 
+@pytest.mark.slow
 def test_many_silent_nodes_take_no_longer_than_one(silent):
     with socket.create_server(("127.0.0.1", 0)) as server:
         addresses = [silent() for _ in range(8)] + [server.getsockname()]

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import os, signal
 from launch.backends import ray_init
@@ -26,6 +28,7 @@ print("handled", len(handled))
 """
 
 
+@pytest.mark.slow
 def test_sigterm_is_handled_while_ray_runs_while_it_ends_and_after(tmp_path):
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.stdout == "handled 3\n", (done.returncode, done.stderr)

@@ -68,6 +68,7 @@ def cost(forward, backward):
     return LayerCost(forward, forward, backward, 0.0, 1, 8, 8, 8, 8, 8, 8, 8)
 
 
+@pytest.mark.slow
 def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypatch):
     several = (*entrants.OURS, Entrant("right", OneProcess, False), *map(faulty, FAULTS))
     monkeypatch.setattr(entrants, "ENTRANTS", several)
@@ -91,6 +92,7 @@ def test_wrong_gradients_are_found_and_end_the_command_with_exit_code_1(monkeypa
     assert table.count("WRONG GRADIENTS") == len(FAULTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_a_right_benchmark_ends_well_and_prints_its_progress(monkeypatch, own):
     monkeypatch.setattr(entrants, "ENTRANTS", (entrants.OURS[0], Entrant("right", OneProcess, False)))

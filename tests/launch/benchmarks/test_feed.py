@@ -3,6 +3,7 @@
 import io
 import re
 
+import pytest
 from rich.console import Console
 
 from launch.benchmarks import bench, feed
@@ -12,6 +13,7 @@ TINY = "text.vocabulary=1200 text.max_length=32 train.batch_tokens=2000 pipeline
 TINY_TEXT = "text.corpus=django"
 
 
+@pytest.mark.slow
 def test_each_way_has_its_rates(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(feed, "SETTINGS", TINY_TEXT)

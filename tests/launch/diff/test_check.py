@@ -78,6 +78,7 @@ def test_what_no_pipeline_can_train_is_refused(tmp_path, name, parts):
     assert all(part in found for part in parts), found
 
 
+@pytest.mark.slow
 def test_a_model_that_is_too_large_for_one_process_is_checked_with_fewer_equal_layers(tmp_path, monkeypatch):
     machine = Cluster(2, 12 << 20, "cpu")
     monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
@@ -93,6 +94,7 @@ def test_a_model_that_is_too_large_for_one_process_is_checked_with_fewer_equal_l
     assert out.endswith(f" are the same training as plain PyTorch, with {most + 2} of the model's 40 layers\n")
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_lacks_memory_is_not_tried(tmp_path, monkeypatch):
     machine = Cluster(2, 35 << 20, "cpu")
     monkeypatch.setattr(plain_training, "this_machine", lambda: machine)

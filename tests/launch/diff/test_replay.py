@@ -114,6 +114,7 @@ def test_the_tensors_are_saved_and_a_debugger_stops_before_forward_and_backward(
     assert saved[4, "gradient of weight"].shape == (6, 5)
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_are_counted(tmp_path):
     run = trained(tmp_path, f"{__file__}:overflows", "")
     code, out, _ = call("replay", str(run), "--step", "1", "--action", "F1")
@@ -141,6 +142,7 @@ def test_an_action_that_cannot_be_replayed_is_refused(run, arguments, parts):
     assert all(part in found for part in parts), found
 
 
+@pytest.mark.slow
 def test_a_runs_last_step_is_the_same_again_and_leaves_no_run(run, tmp_path):
     code, out, errors = call("diff", "--run", str(run), folder=tmp_path)
     assert (code, errors) == (0, ""), out
@@ -148,6 +150,7 @@ def test_a_runs_last_step_is_the_same_again_and_leaves_no_run(run, tmp_path):
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_a_last_digit_that_differs_is_said_and_the_copy_is_kept(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
@@ -171,6 +174,7 @@ def test_a_copy_that_cannot_be_trained_leaves_no_run(run, tmp_path, monkeypatch)
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_finite_are_said(tmp_path):
     run = trained(tmp_path, f"{__file__}:overflows", "train.steps=2 train.checkpoint_every=1")
     code, out, _ = call("diff", "--run", str(run), folder=tmp_path)

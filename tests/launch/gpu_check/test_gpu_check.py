@@ -73,6 +73,7 @@ def test_the_page_has_the_table(written):
     assert str(folder) in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_second_call_takes_finished_parts_and_runs_the_others(written, tmp_path, monkeypatch):
     _, results, _, _ = written
     changed = json.loads(json.dumps(results))
@@ -152,6 +153,7 @@ def test_a_peak_above_its_plan_is_named_with_both_numbers():
     assert step.over_plan(2 * GIB, GIB) == "a step held 2.00 GiB and the plan says 1.00"
 
 
+@pytest.mark.slow
 def test_a_step_computes_logits_in_pieces_of_the_devices_size(monkeypatch):
     """A GPU's are larger: in those of a CPU the head took four times as long (measured)."""
     machine, asked = Cluster(1, 80 * GIB, "gpu"), []
@@ -298,6 +300,7 @@ def test_an_update_that_is_wrong_on_one_worker_is_a_fault(monkeypatch, found, fa
     assert fault in only
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_applied_is_a_fault(monkeypatch):
     from launch.worker.measure import Steps
 
@@ -335,6 +338,7 @@ def test_bad_input_is_one_sentence(arguments, sentence, monkeypatch, capsys):
     assert one_line(capsys.readouterr().err).startswith(sentence)
 
 
+@pytest.mark.slow
 def test_as_a_module_it_is_one_sentence_too():
     done = subprocess.run([sys.executable, "-m", "launch.gpu_check"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
@@ -346,6 +350,7 @@ def one_line(text):
     return line
 
 
+@pytest.mark.slow
 def test_it_imports_no_other_pinned_packages_than_torch_numpy_and_pydantic():
     forbidden = (
         "datasets", "deepspeed", "django", "filelock", "fsspec", "matplotlib", "PIL", "pyarrow", "ray", "rich",

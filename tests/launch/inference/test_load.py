@@ -147,6 +147,7 @@ def test_a_run_starts_from_the_weights_of_another(trained):
     assert all(torch.allclose(value, before[name], atol=1e-6) for name, value in matrices.items())
 
 
+@pytest.mark.slow
 def test_a_last_layer_of_another_shape_starts_anew(trained):
     folder, run = trained
     other, before = train(folder, "fewer_classes", barely(run)), values(run, None)

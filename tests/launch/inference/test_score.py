@@ -240,6 +240,7 @@ def test_a_run_in_use_by_another_process_is_rejected(scored, verb):
         holder.communicate(b"\n")
 
 
+@pytest.mark.slow
 def test_scores_are_equal_for_any_k(scored):
     before = texts("hyp")
     assert len({line for lines in before.values() for line in lines}) > 5

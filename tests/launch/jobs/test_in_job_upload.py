@@ -112,6 +112,7 @@ class CountedStore(LocalFileSystem):
         super().put_file(path1, path2, **options)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_run_of_1024_workers_takes_few_requests_a_minute(tmp_path, monkeypatch):
     """Each minute the files of the run itself, every ten minutes those of each worker, 16 at once."""
     run, notes = tmp_path / "runs/t/1", tmp_path / "notes"

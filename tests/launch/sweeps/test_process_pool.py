@@ -61,6 +61,7 @@ def member_processes():
     return found
 
 
+@pytest.mark.slow
 def test_members_run_concurrently_on_gpus_of_their_own(members, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     work = SweepTasks(

@@ -53,6 +53,7 @@ def closed():
         return f"http://127.0.0.1:{one.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_missing_key_and_an_unreachable_server_are_reported(place):
     code, said = synced(place, WANDB_BASE_URL="http://wandb.example.org")
     assert code == 2
@@ -64,6 +65,7 @@ def test_a_missing_key_and_an_unreachable_server_are_reported(place):
     assert "refused" in said
 
 
+@pytest.mark.slow
 def test_an_invalid_address_is_reported(place):
     code, said = synced(place, WANDB_BASE_URL="nowhere")
     assert code == 2
@@ -188,6 +190,7 @@ def recorded(run, id, *parts):
             time.sleep(1.1)  # wandb names a part by the second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [7, 3000])  # wandb's header alone, some of the steps
 def test_the_complete_steps_of_a_part_whose_writer_was_killed_are_uploaded_once(tmp_path, server, kept):
     run = tmp_path / "runs" / "t12" / "1"
@@ -206,6 +209,7 @@ def test_the_complete_steps_of_a_part_whose_writer_was_killed_are_uploaded_once(
     assert wandb_sync.unsynced_parts(RunFolder(run)) == []
 
 
+@pytest.mark.slow
 def test_a_part_that_has_grown_since_it_was_uploaded_is_uploaded_again(tmp_path, server):
     """A part grows if it is copied while its run trains, and again at its end."""
     run = tmp_path / "runs" / "t12" / "1"
@@ -244,6 +248,7 @@ def test_an_incomplete_part_whose_upload_failed_stays_to_be_uploaded(place, monk
     assert len(wandb_sync.unsynced_parts(run)) == left
 
 
+@pytest.mark.slow
 def test_a_resumed_run_becomes_one_wandb_run_and_failures_are_reported(tmp_path, server):
     runs = tmp_path / "runs" / "t12"
     recorded(runs / "1", "one", [1, 2, 3], [3, 4])

@@ -116,6 +116,7 @@ def small_machine(tmp_path, monkeypatch):
     return of
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_rejected_before_any_worker_starts(small_machine, tmp_path):
     settings = f"{SMALL} train.steps=6 pipeline.stages=2"
     arguments = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set", settings]
@@ -179,6 +180,7 @@ def test_wandb_reads_the_run_back(through_ray):
     }
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(through_ray):
     folder, _ = through_ray
     run = only_run(folder)

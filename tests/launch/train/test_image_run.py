@@ -75,6 +75,7 @@ def test_every_step_has_all_metrics_and_traced_steps_the_bubble(trained):
     )
 
 
+@pytest.mark.slow
 def test_the_same_run_at_another_k_has_the_same_bits(trained, tmp_path):
     folder, run, pictures, _ = trained
     (tmp_path / ".cache").symlink_to(folder / ".cache")  # the same pictures, and layers measured already

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.launch.command_line import ROOT, gpipe_at_once
 
 INIT = """
@@ -135,6 +137,7 @@ def squares() -> SquaresExperiment:
 '''
 
 
+@pytest.mark.slow
 def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> None:
     copy = tmp_path / "experiments"
     shutil.copytree(ROOT / "experiments", copy, ignore=shutil.ignore_patterns("__pycache__"))

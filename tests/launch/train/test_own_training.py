@@ -87,6 +87,7 @@ def test_each_metric_has_its_name_and_the_function_sees_every_line(run):
         assert torch.equal(old, new) == name.endswith("weight")
 
 
+@pytest.mark.slow
 def test_a_run_with_pipeline_auto_has_the_fastest_plan_and_keeps_what_is_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = train("noted", "pipeline=auto pipeline.stages=1")
@@ -102,6 +103,7 @@ def test_a_resume_that_would_drop_the_momentum_is_refused(run):
         resume(str(run.path), "train.steps=8 optimizer.beta1=0", "local", Console(quiet=True))
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_ends_the_run_and_is_named_with_its_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = fails.__code__.co_firstlineno + 2

@@ -76,8 +76,11 @@ def cells_of(experiment):
     "settings",
     [
         "pipeline.stages=2 pipeline.micro_batches=4",
-        "pipeline.stages=4 pipeline.micro_batches=4 pipeline.remat=always",
-        "pipeline.stages=2 pipeline.micro_batches=4 pipeline.remat=never pipeline.layers_per_cell=6,1",
+        pytest.param("pipeline.stages=4 pipeline.micro_batches=4 pipeline.remat=always", marks=pytest.mark.slow),
+        pytest.param(
+            "pipeline.stages=2 pipeline.micro_batches=4 pipeline.remat=never pipeline.layers_per_cell=6,1",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_twenty_steps_are_bit_equal_at_k_1_2_and_4(trained, settings):
@@ -91,15 +94,18 @@ INTERLEAVED = (
 ZERO_BUBBLE = "pipeline.schedule=zero_bubble pipeline.micro_batches=4"
 
 
+@pytest.mark.slow
 def test_schedules_with_micro_batches_in_order_give_the_same_bits(trained):
     """1F1B with K = 1, and two stages of two cells each: micro-batches add to gradients in one order."""
     assert_equal(trained, "pipeline.schedule=1f1b pipeline.stages=1 pipeline.micro_batches=4", INTERLEAVED)
 
 
+@pytest.mark.slow
 def test_deferred_weight_gradients_give_the_same_bits(trained):
     assert_equal(trained, f"{ZERO_BUBBLE} pipeline.stages=1", f"{ZERO_BUBBLE} pipeline.stages=2 pipeline.remat=never")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [INTERLEAVED, f"{ZERO_BUBBLE} pipeline.stages=2 pipeline.remat=never"])
 def test_an_interrupted_and_resumed_run_gives_the_same_bits(trained, settings):
     assert_equal(trained, settings, settings, stop=10)
@@ -118,6 +124,7 @@ def assert_equal(trained, settings, others, stop=None):
             assert np.array_equal(other_files[name][key], value), (name, key)
 
 
+@pytest.mark.slow
 def test_two_replicas_train_like_one(trained):
     losses, valid, files = trained("pipeline.stages=1 pipeline.micro_batches=4")
     other_losses, other_valid, other_files = trained("pipeline.stages=2 pipeline.micro_batches=2 pipeline.replicas=2")
@@ -130,6 +137,7 @@ def test_two_replicas_train_like_one(trained):
     assert off < 1e-3 * sum(one.size for one, _ in pairs)
 
 
+@pytest.mark.slow
 def test_bf16_trains_close_to_fp32(trained):
     losses, _, _ = trained("pipeline.stages=1 pipeline.micro_batches=4")
     mixed, _, _ = trained("pipeline.stages=2 pipeline.micro_batches=4 optimizer.precision=bf16")

@@ -15,6 +15,7 @@ def plan(name, settings):
     return plan_workload(find(name).with_settings(settings), cluster, estimated_costs)
 
 
+@pytest.mark.slow
 def test_images_count_each_image_and_recomputes_only_as_hardware():
     shape = "pipeline.stages=2 pipeline.replicas=2 pipeline.micro_batches=4 train.batch_images="
     paper = plan("amoebanet_fashion", f"{shape}64 pipeline.remat=except_last").step_flops()

@@ -34,6 +34,8 @@ FAULTS = [
 
 NAME = "t24_1_3b_wide"
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):

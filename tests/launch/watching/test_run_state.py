@@ -76,6 +76,7 @@ def test_an_interrupted_run(run, attempts):
     assert read_state(run).name == "interrupted"
 
 
+@pytest.mark.slow
 def test_a_run_whose_driver_was_killed_is_interrupted(run):
     code = (
         "import sys, time; from pathlib import Path; from experiments.registry import find\n"

@@ -127,6 +127,7 @@ def test_a_sentence_of_the_data_reaches_the_user_as_it_is(cache, tmp_path):
         [made(step) for step in range(3)]
 
 
+@pytest.mark.slow
 def test_another_exception_names_itself(cache):
     experiment, _ = experiment_with("pipeline.stages=1", cache)
     made = FeedProcesses(experiment, Path("/nowhere"), RankCoord(0, 1, 1), range(3), 1)
@@ -134,6 +135,7 @@ def test_another_exception_names_itself(cache):
         made(0)
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_the_wait(cache):
     experiment, data = experiment_with("pipeline.stages=1", cache)
     made = FeedProcesses(experiment, data, RankCoord(0, 1, 1), range(99), 2)
@@ -146,6 +148,7 @@ def test_a_killed_process_ends_the_wait(cache):
     batches.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(104, "Connection reset by peer")])
 def test_a_broken_pipe_to_a_process_is_its_death(cache, error):
     """Which of them DataLoader raises depends on what the process was doing when it died."""
@@ -191,6 +194,7 @@ def start(cache, folder, settings="", limit=0):
     )
 
 
+@pytest.mark.slow
 def test_processes_end_with_a_worker_that_was_killed(cache, tmp_path):
     worker_process = start(cache, tmp_path)
     pids = [int(pid) for pid in worker_process.stdout.readline().split()]
@@ -212,6 +216,7 @@ def _is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_shared_memory_that_is_too_small_is_named(cache, tmp_path):
     """The system refuses larger files, as a full /dev/shm does."""
     worker_process = start(cache, tmp_path, "train.batch_tokens=20000", limit=100_000)
@@ -275,6 +280,7 @@ def metrics(run):
     }
 
 
+@pytest.mark.slow
 def test_a_run_with_processes_has_the_same_bits_and_resumes(cache, tmp_path):
     experiment, data = experiment_with("pipeline.stages=2", cache)
     alone = train(experiment, data, tmp_path / "thread", 0)
@@ -284,6 +290,7 @@ def test_a_run_with_processes_has_the_same_bits_and_resumes(cache, tmp_path):
     assert metrics(beside) == metrics(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_data_of_your_own_trains_the_same(tmp_path, prefetch):
     experiment = own(tmp_path, prefetch)
@@ -292,6 +299,7 @@ def test_data_of_your_own_trains_the_same(tmp_path, prefetch):
     assert metrics(beside) == metrics(alone)
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_early_ends_its_processes(tmp_path):
     experiment = own(tmp_path).with_settings("train.patience=1 optimizer.learning_rate=9 train.steps=1000")
     run = train(experiment, tmp_path, tmp_path / "run", 2)
@@ -299,6 +307,7 @@ def test_a_run_that_stops_early_ends_its_processes(tmp_path):
     assert len(metrics(run)[0]) < 1000
 
 
+@pytest.mark.slow
 def test_an_error_in_a_process_ends_the_run_with_its_sentence(tmp_path):
     (tmp_path / "trouble").touch()
     with pytest.raises(DataError, match="cannot be read: OSError: the disk is gone"):

@@ -31,6 +31,7 @@ def overhead_s(rank, world, rendezvous, work, log):
     return measure.measure_layers(rank, world, rendezvous, work, 1, False, log).link.overhead_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computes", [True, False])
 def test_only_layers_that_compute_have_messages_that_keep_them_busy(tmp_path, computes):
     shape = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, time=8)
@@ -45,6 +46,7 @@ def link_of_busy_ranks(rank, world, rendezvous):
     return distributed.busy_link(1 - rank, Link(0.5, 1e9), 4 << 20)
 
 
+@pytest.mark.slow
 def test_the_link_of_busy_processes_is_timed():
     for link in run_processes(link_of_busy_ranks, 2):
         assert (link.latency_s, link.bytes_per_s) == (0.5, 1e9)  # an idle one is never faster

@@ -92,6 +92,7 @@ def test_what_is_written_ends_and_differs(alone):
     assert alone[1] != alone[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 23])
 def test_company_and_padding_change_no_token(at_once, alone):
     assert run_processes(write, 2, (4, 3), at_once)[-1] == alone

@@ -64,6 +64,7 @@ def test_the_gain_is_the_mean_over_directions_then_over_texts():
     assert paired_bootstrap(tuple(texts)).gain == pytest.approx(sum(expected) / 2)
 
 
+@pytest.mark.slow
 def test_models_that_do_not_differ_have_a_p_value_below_a_fifth_in_a_fifth_of_cases():
     """Both directions of a pair are equally good or bad here, so as independent lines they would differ too often."""
     chance, below, cases = random.Random(3), 0, 200

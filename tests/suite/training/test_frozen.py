@@ -14,6 +14,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.settings import OptimizerSettings
 from suite.training.update_rule import learning_rate
+from tests.marks import slow_but_for
 from tests.suite.pipeline.build import join, mini_batch, parameters_of, whole
 from tests.suite.pipeline.build import run as run_layers
 from tests.suite.pipeline.freezing import FREEZES, freeze
@@ -118,14 +119,14 @@ def assert_close(one, other, tolerance=1e-5):
         np.testing.assert_allclose(one[1][key], other[1][key], rtol=0, atol=tolerance, err_msg=str(key))
 
 
-@pytest.mark.parametrize("workers", ["sharded", "three_stages"])
+@pytest.mark.parametrize("workers", slow_but_for(["sharded"], ["sharded", "three_stages"]))
 def test_losses_norms_and_values_are_those_of_torch(workers, request):
     found = request.getfixturevalue(workers)
     for name, optimizer, schedule_config in CASES:
         assert_close(found[name, optimizer, schedule_config], by_torch(name, optimizer))
 
 
-@pytest.mark.parametrize("workers", ["sharded", "three_stages"])
+@pytest.mark.parametrize("workers", slow_but_for(["sharded"], ["sharded", "three_stages"]))
 def test_frozen_values_stay_to_the_bit_and_others_move(workers, request):
     for case, (_, weights) in request.getfixturevalue(workers).items():
         for index, layer in enumerate(whole(freeze(toy_layers(), FREEZES[case[0]]))):
@@ -134,6 +135,7 @@ def test_frozen_values_stay_to_the_bit_and_others_move(workers, request):
                 assert same != parameter.requires_grad, (case, index, own)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_frozen_parameters_resumes_at_another_k_and_r(sharded, three_stages):
     for name in SAVED:
         losses, weights = sharded[name, "adamw", ScheduleConfig()]

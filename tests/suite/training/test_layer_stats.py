@@ -93,6 +93,7 @@ def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_layers_are_noted_alike_at_every_k_and_across_a_death(tmp_path, monkeypatch):
     trials = Trials(tmp_path)
     alone = trials.train(monkeypatch, f"{SETTINGS} pipeline.stages=1")

@@ -42,6 +42,7 @@ print(1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_tex
 """
 
 
+@pytest.mark.slow
 def test_a_resume_a_page_and_a_list_read_a_million_steps_quickly_in_little_memory(tmp_path):
     row = {"train/loss": 5.123456789, "train/nll": 4.987654321, "train/tokens": 123456789, "throughput/step_s": 0.1}
     rest, path, validated = json.dumps(row)[1:] + "\n", tmp_path / "metrics.jsonl", 777_777

@@ -59,6 +59,7 @@ def test_a_replica_without_micro_batches_changes_nothing(alone):
     assert_same(alone, trained(2, replicas=3), tolerance=1e-6)  # 4 micro-batches: 2, 2 and none
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "rmsprop", "sgd"])
 def test_tied_copies_stay_equal_over_three_replicas(optimizer):
     losses, weights = trained(1, replicas=3, until=40, total=6, optimizer=optimizer)
@@ -89,6 +90,7 @@ def test_resumed_steps_are_those_of_an_undisturbed_run(whole, half_way, checkpoi
     assert_same(whole, (first_losses + resumed_losses, weights))
 
 
+@pytest.mark.slow
 def test_so_are_those_of_other_schedules_with_sharded_state(tmp_path):
     schedule_configs = ScheduleConfig("interleaved", (UNLIMITED,), 2), ScheduleConfig("zero_bubble", (UNLIMITED,))
     found = run_processes(interrupted, 4, 2, 2, str(tmp_path), schedule_configs)
@@ -104,6 +106,7 @@ def test_a_checkpoint_resumes_at_another_k_and_r(whole, checkpoints, stages, rep
     assert_same((whole[0][20:], whole[1]), (losses, weights), tolerance=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adafactor", "sgd"])
 def test_other_optimizers_resume(tmp_path, optimizer):
     whole = trained(2, until=40, optimizer=optimizer)
@@ -123,6 +126,7 @@ def test_a_sharded_checkpoint_resumes_unsharded(whole, tmp_path):
     assert_same((whole[0][20:], whole[1]), (losses, weights), tolerance=1e-6)
 
 
+@pytest.mark.slow
 def test_rmsprop_with_replicas_trains_alike_and_is_resumed_without(tmp_path):
     """Its momentum draws rounding out tenfold, so few steps are compared with those of other replicas."""
     assert_same(trained(2, until=5, optimizer="rmsprop"), trained(1, 2, until=5, optimizer="rmsprop"), tolerance=1e-6)
@@ -145,6 +149,7 @@ def in_fp64(rank, world, rendezvous, stages, replicas, until, folder=None, resum
     return work.trained(rank, stages, replicas, until, folder, resume, dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_fp64_trains_alike_with_replicas_and_resumes(tmp_path):
     whole = merge(run_processes(in_fp64, 1, 1, 1, 6))
     assert_same(whole, merge(run_processes(in_fp64, 4, 2, 2, 6)), tolerance=1e-11)

@@ -144,6 +144,7 @@ def alone():
     return run_processes(runs, 1, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "replicas"), [(1, 1), (2, 1), (4, 1), (2, 2)])
 def test_a_run_with_validation_has_the_bits_of_one_without(alone, stages, replicas):
     found = alone if stages == replicas == 1 else run_processes(runs, stages * replicas, stages, replicas)

@@ -45,6 +45,7 @@ def test_a_key_is_one_servers(monkeypatch, tmp_path):
     assert wandb_mode(TrackingSettings()) == "offline"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_opened_again_is_the_same_run(tmp_path):
     beside = [{"pipeline/stage.0.1/cpu_percent": 50.0}, {}, {"pipeline/stage.0.1/cpu_percent": 60.0}]
     first = Wandb(tmp_path, OFFLINE, NAMED, {"train": {"steps": 2}}, pytest.fail, lambda: beside.pop(0))

@@ -174,6 +174,7 @@ def test_a_difference_that_the_test_pairs_do_not_show_is_undecided(tmp_path):
     assert third_row(table, "depth beats width")[2] == "0 of 3"
 
 
+@pytest.mark.slow
 def test_the_opposite_is_a_contradiction_and_differences_within_the_margin_are_undecided(tmp_path):
     depth_width(tmp_path / "against", dict(zip(MODELS, (19.0, 15.0, 12.0, 10.0, 8.0), strict=True)), alone=25.0)
     assert set(words(tmp_path / "against")[0].values()) == {"contradicted"}

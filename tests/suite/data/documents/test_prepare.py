@@ -128,6 +128,7 @@ def test_the_same_documents_are_held_out_in_any_order_and_few_documents_lose_the
         assert 0.05 <= len(end) / len(whole) < 0.1
 
 
+@pytest.mark.slow
 def test_docstrings_are_prose_without_markup():
     documents = read_docstrings(DJANGO, None, ignore)
     text = "\n\n".join(documents)

@@ -78,6 +78,7 @@ def test_damage_is_named(own_cache: Path, settings: TextSettings, harm, named: s
         raise AssertionError(find_damage(folder))
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_not_used_but_built_again(own_cache: Path, settings: TextSettings, data: TextData):
     folder = folder_of(settings, own_cache)
     _flip(folder / "text.json")
@@ -104,6 +105,7 @@ def _prepare_quietly(settings: TextSettings, cache: Path, queue) -> None:
     queue.put((text.digest, len([line for line in said if line.startswith("prepared")])))
 
 
+@pytest.mark.slow
 def test_two_processes_prepare_it_once(tmp_path: Path, settings: TextSettings, data: TextData):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

@@ -41,6 +41,7 @@ def test_tiny_training_batches(data: TextData, settings: TextSettings, tokens: i
         assert lists(batch.inputs, batch.targets) == expected
 
 
+@pytest.mark.slow
 def test_many_groups_that_are_packed_side_by_side(data: TextData, settings: TextSettings):
     loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=70_000), 2, 50)
     expected, _ = reference.training(data, settings, 70_000, 6, 100)

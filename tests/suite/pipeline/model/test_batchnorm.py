@@ -20,6 +20,7 @@ from suite.pipeline.runtime.executor import LossSums
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 from suite.settings import OptimizerSettings
+from tests.marks import slow_but_for
 from tests.suite.pipeline.build import assemble, build, join, run, unpartitioned, whole
 from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
 
@@ -114,11 +115,12 @@ def compare(rank: int, world: int, rendezvous: str, model: str, virtual_stages: 
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("stages", slow_but_for([1, 2], [1, 2, 3, 4]))
 def test_gradients_and_averages_equal_the_unpartitioned_model(stages, model):
     check(stages, model, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("virtual_stages", [2, 3])
 def test_so_do_those_of_stages_of_several_cells(virtual_stages):
     """Skips of AmoebaNet go from a stage's cell to its next: they stay on the device."""
@@ -158,6 +160,7 @@ def evaluated(coord: RankCoord, model: str):
     return whole if coord.is_last else None
 
 
+@pytest.mark.slow
 def test_evaluation_has_the_same_bits_at_every_k_and_the_same_hits_at_every_m():
     by_stages = [run_processes(all_evaluated, stages)[-1] for stages in (1, 2, 3)]
     for model in MODELS:

@@ -218,6 +218,7 @@ def long_models():
     yield "exponential magnitudes", [int(2 ** draw.uniform(0, 36)) for _ in range(layers)], close
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("costs", "reach"), [pytest.param(c, r, id=name) for name, c, r in long_models()])
 def test_cutting_takes_about_as_long_as_there_are_layers(costs, reach):
     def took(layers):

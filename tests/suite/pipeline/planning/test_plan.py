@@ -25,6 +25,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
+from tests.marks import slow_but_for
 from tests.quick_measuring import measure_quickly
 from tests.suite.pipeline.planning.costs import layer
 from tests.suite.pipeline.schedule.test_nccl_deadlock import STOPS_WITH_A_SKIP
@@ -333,7 +334,7 @@ WEIGHED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "cells", "settings"), WEIGHED)
+@pytest.mark.parametrize(("kind", "cells", "settings"), slow_but_for([WEIGHED[6]], WEIGHED))
 def test_a_real_run_needs_the_bytes_of_its_plan(kind, cells, settings, tmp_path):
     """The most that torch's allocator ever held in each process, against the plan from measured layers.
 
@@ -355,6 +356,7 @@ class WithData(Small):
 data: list[np.ndarray] = []
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_process_include_its_open_data(tmp_path):
     given = "transformer", PipelineSettings(), OptimizerSettings()
     without, with_data = (

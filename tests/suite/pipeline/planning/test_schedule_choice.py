@@ -30,6 +30,7 @@ def chosen(costs, room, **pipeline):
     return plan, search_schedule(plan, *asked)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(layers, st.integers(2, 4), st.integers(1, 6), st.sampled_from(["never", "auto"]), st.integers(2_000, 2_000_000))
 def test_a_searched_plan_is_not_slower_and_fits(costs, stages, micro_batches, remat, room):
@@ -50,6 +51,7 @@ def test_a_searched_plan_is_not_slower_and_fits(costs, stages, micro_batches, re
     assert searched.alternatives[-1].is_of(searched.pipeline)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8)
 @given(st.integers(0, 10**6))
 def test_each_schedule_that_search_finds_fits_the_memory_of_its_plan(seed):
@@ -97,6 +99,7 @@ def test_without_recomputes_tight_memory_has_another_order():
     assert searched.step_s < plan.step_s <= own.step_s
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=6)
 @given(layers, st.integers(2, 4), st.integers(1, 6), st.sampled_from(["never", "auto"]), st.sampled_from([None, 2]))
 def test_in_less_memory_than_any_named_schedule_needs_auto_has_another_down_to_a_least_one(

@@ -67,6 +67,7 @@ def chosen(costs, devices, asked):
     return MemoryFit(costs, asked, 1.0, machine).choose_devices(devices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_steps_on_speeds_1_2_3_are_within_5_percent_of_the_best_of_all_cuts_and_orders(seed):
     rng = random.Random(seed)

@@ -100,6 +100,7 @@ def held_up(rank, world, rendezvous):
     return steps
 
 
+@pytest.mark.slow
 def test_a_stage_that_waits_for_room_waits_for_its_neighbour():
     """Of its 16 forwards the last ones may not leave before the slow stage takes those before them: over half of the
     320 ms of its forwards, none of it the engine's own. Other work on the machine only adds time that is neither, so
@@ -212,6 +213,7 @@ def stall(rank, world, rendezvous, silent):
     raise AssertionError("nothing stalled")
 
 
+@pytest.mark.slow
 def test_a_stage_that_falls_silent_is_named_within_the_deadline():
     with pytest.raises(
         StallError, match=r"replica 0, stage 1, step 5, at F1: waited 2 s for the activations from stage 0"

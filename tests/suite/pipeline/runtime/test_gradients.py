@@ -117,9 +117,9 @@ def differences(coord: RankCoord, model: str, schedule_configs):
     ("stages", "groups"),
     [
         (1, (ONE_CELL, DEFERRING)),
-        (2, (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING, ON_A_V)),
+        pytest.param(2, (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING, ON_A_V), marks=pytest.mark.slow),
         (3, (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING, ON_A_V)),
-        (4, (ONE_CELL,)),
+        pytest.param(4, (ONE_CELL,), marks=pytest.mark.slow),
     ],
     ids=[1, 2, 3, 4],
 )
@@ -127,6 +127,7 @@ def test_gradients_equal_the_unpartitioned_model(stages, groups, model):
     check(stages, model, groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_a_schedule_from_a_file_equal_the_unpartitioned_model(kind, stages, tmp_path):
@@ -161,6 +162,7 @@ def gradients(rank: int, world: int, rendezvous: str, schedule_configs):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3])
 def test_gradients_of_schedules_with_one_order_of_sums_are_the_same_bits(stages):
     by_stage = run_processes(gradients, stages, (ScheduleConfig(), *ASCENDING))

@@ -120,6 +120,7 @@ def trained(rank, world, rendezvous, schedule_config):
     return sums, [None if tensor is None else tensor.tolist() for tensor in tensors]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.schedule)
 def test_the_order_of_messages_and_the_warm_up_change_no_bit(config):
     """The model has skips past stages and BatchNorm, whose averages the warm-up must not touch."""

@@ -21,6 +21,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.marks import slow_but_for
 from tests.suite.pipeline.build import build, join, run, whole
 from tests.suite.pipeline.random_pipelines import Pipeline, SquaredError, draw_pipeline
 
@@ -85,7 +86,7 @@ def compare(rank: int, world: int, rendezvous: str, pipelines: list[Pipeline]):
     return [(pipeline, differences(pipeline, rank)) for pipeline in pipelines]
 
 
-@pytest.mark.parametrize("stages", STAGES)
+@pytest.mark.parametrize("stages", slow_but_for([3], STAGES))
 def test_gradients_equal_the_unpartitioned_model(stages):
     count = COUNT // len(STAGES)
     check([draw_pipeline(seed, stages) for seed in range(FIRST, FIRST + count)], stages)
@@ -176,6 +177,7 @@ def any_stages(seed: int, stages: int) -> Pipeline:
     return replace(drawn, stages=stages, cells=cells, schedule_config=config, frozen=NOBODY, skips=skips)
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_number_of_stages():
     """With skips and several outputs, of which some are one tensor."""
     count = max(8, COUNT // len(STAGES))

@@ -145,6 +145,7 @@ def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
         replace(config, pairs=((0, 1), (0, 2), (1, 2))).actions(3, 13)
 
 
+@pytest.mark.slow
 def test_too_few_hardware_queues_stop_stages_of_several_cells_and_a_queue_for_each_stream_stops_none():
     for name, virtual_stages in CASES:
         for stages in (2, 3, 4):

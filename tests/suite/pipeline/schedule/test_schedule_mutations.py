@@ -353,6 +353,7 @@ COMPLAINTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_validator_accepts_exactly_what_the_machine_can_run():
     rng = random.Random(20)
     count = Counter()

@@ -215,6 +215,7 @@ def test_interleaved_zero_bubble_is_as_short_as_can_be(stages, virtual_stages):
     assert len(timeline[0]) == 3 * micro_batches * virtual_stages + stages - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [14, 16, 24, 48, 64])
 @pytest.mark.parametrize("name", ["interleaved", "zero_bubble"])
 def test_stages_of_several_cells_do_not_deadlock_where_there_are_many(stages, name):
@@ -341,6 +342,7 @@ def test_the_picture_of_a_big_deadlock_is_cut_to_where_it_happens():
     assert len(str(caught.value)) < 5_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("one_at_a_time", [False, True])
 def test_validating_a_schedule_takes_as_long_as_it_has_actions(one_at_a_time):
     def took(micro_batches):

@@ -2,11 +2,14 @@
 
 from collections import Counter
 
+import pytest
+
 from launch.backends.processes import run_processes
 from tests.suite.training.checkpoint.power_cut_model import cut_everywhere
 from tests.suite.training.checkpoint.storage_model import WAYS, fail_everywhere, meet_everywhere
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_at_every_twentieth_call_loses_nothing():
     """All calls: ``tests/slow/checkpoint/test_storage_failures.py``."""
     ((calls, outcomes),) = run_processes(fail_everywhere, 1, 20)
@@ -18,6 +21,7 @@ def test_a_store_that_fails_at_every_twentieth_call_loses_nothing():
     assert outcomes["for ever", "ended with an error"] > 0
 
 
+@pytest.mark.slow
 def test_a_second_driver_at_every_second_call_loses_nothing_to_the_first():
     """All calls: as above."""
     (wrote,) = run_processes(meet_everywhere, 1, 2)
