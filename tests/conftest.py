@@ -44,7 +44,7 @@ def _own_imports():
     path, last = [*sys.path], next(reversed(sys.modules))
     yield
     sys.path[:] = path
-    for name in [*takewhile(lambda name: name != last, reversed(sys.modules))]:
+    for name in [*takewhile(lambda name: name != last, [*reversed(sys.modules)])]:
         if "/pytest-of-" in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
 

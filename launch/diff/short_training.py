@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -64,8 +65,10 @@ class ShortTraining:
             remove_run(run)
             if not isinstance(error, RuntimeError):
                 raise
-            said = str(error).strip().splitlines()[-1]  # of a traceback in the process
-            raise SettingError(f"plain PyTorch cannot train {chosen.name}: {said}") from error
+            *_, said = str(error).strip().splitlines()  # the process's traceback
+            places = re.findall(r'File "(?!.*site-packages)(.+)", line (\d+)', str(error))
+            where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
+            raise SettingError(f"plain PyTorch cannot train {chosen.name}: {said}{where}") from error
         return run
 
 

@@ -29,7 +29,7 @@ def shortened_to_fit(
 ) -> Experiment:
     """Returns an experiment whose model is too large for one process with as many of its equal layers as fit there and
     in each pipeline; any other as it is. ``shapes_of`` returns the pipelines for a number of layers. Raises
-    PlacementError when two of each row are too many, or no two layers in a row are equal."""
+    PlacementError when two of each row are too many, or no three layers in a row are equal."""
     if not (too_large := shortage(chosen)):
         return chosen
     console.print(f"{too_large}; looking for how many of its equal layers fit")

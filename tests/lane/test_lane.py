@@ -30,6 +30,11 @@ def test_everything_is_on_the_device_and_the_host_runs_ahead(results, case):
     assert not faults_of(waits)
 
 
+def test_a_wait_that_is_meant_is_found(results):
+    found = {(place, what) for place, what, _ in results("toy, 1f1b")[0]}
+    assert ("suite/pipeline/runtime/executor.py:train", "a value") in found
+
+
 @pytest.mark.slow
 def test_each_wait_that_is_meant_occurs(results):
     """An entry that no case needs any more would hide a wait that comes back."""

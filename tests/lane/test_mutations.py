@@ -1,21 +1,11 @@
-"""The lane finds faults that are planted in the product: one here, all of them in ``tests/slow``."""
-
-import random
+"""Faults that are planted in the product, which the lane finds: ``tests/slow/lane/test_all_mutations.py``."""
 
 import pytest
 
 from tests.lane.cases import CASES
 from tests.lane.meant import faults_of
 from tests.lane.mutations import MUTATIONS
-from tests.lane.server import ROOT, Server
-
-A_FEW = random.Random(3).sample(MUTATIONS, 1)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Server() as server:
-        yield server
+from tests.lane.server import ROOT
 
 
 def finding(server, mutation):
@@ -35,16 +25,3 @@ def test_the_text_of_a_mutation_occurs_once(mutation):
     assert (ROOT / mutation.file).read_text().count(mutation.text) == 1
     assert mutation.text != mutation.replacement
     assert mutation.case in CASES
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", A_FEW, ids=lambda mutation: mutation.what)
-def test_the_fault_is_found(server, mutation):
-    assert finding(server, mutation)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", dict.fromkeys(mutation.case for mutation in A_FEW))
-def test_nothing_is_found_without_a_fault(server, case):
-    """Otherwise a child that cannot run at all would find every fault."""
-    assert not finding(server, without_fault(case))

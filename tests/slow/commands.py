@@ -116,7 +116,7 @@ def main() -> int:
             shown = given.replace(SMALL, "...").replace(SMALL_LM, "...")
             is_right = code == example.code and example.says in printed
             all_right = all_right and is_right
-            rows.append(f"| `gpipe {shown}` | {code} | {seconds:.0f} |")
+            rows.append(f"| `gpipe {shown}` | {code} | {seconds:.0f} | {example.says} |")
             print(rows[-1], "" if is_right else f"WRONG\n{printed}", flush=True)
     if not all_right:
         return 1
@@ -130,8 +130,8 @@ def main() -> int:
         " are left out; they are in",
         "`tests/slow/commands.py`.",
         "",
-        "| example | exit code | seconds |",
-        "|---|---|---|",
+        "| example | exit code | seconds | prints |",
+        "|---|---|---|---|",
         *rows,
     ]
     (ROOT / "docs/results/commands.md").write_text("\n".join(lines) + "\n")

@@ -397,10 +397,9 @@ def test_the_plan_chooses_the_number_of_micro_batches_that_makes_a_step_the_shor
 
 
 @pytest.mark.slow
-def test_micro_batches_that_do_not_fit_are_not_chosen_and_if_none_fits_the_most_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr(single_plan, "MOST_DOUBLINGS", 3)  # six take many times as long
-    work = translation("pipeline.stages=2 pipeline.micro_batches=auto text.max_length=10 train.batch_tokens=1024")
-    with_most = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": 16}))
+def test_micro_batches_that_do_not_fit_are_not_chosen_and_if_none_fits_64_k_are_refused() -> None:
+    work = translation("pipeline.stages=2 pipeline.micro_batches=auto text.max_length=10 train.batch_tokens=65536")
+    with_64_k = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": 128}))
     each = {
         count: max(peaks(work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))))
         for count in (2, 4)
@@ -409,8 +408,8 @@ def test_micro_batches_that_do_not_fit_are_not_chosen_and_if_none_fits_the_most_
     planned = try_plan(work, room, estimated_costs)
     assert planned.experiment.pipeline.micro_batches >= 4
     assert planned.notes[-1].endswith("; fewer than 4 do not fit")
-    too_small = replace(ROOMY, bytes_per_device=max(peaks(with_most)) // 2)
-    assert refused(work, too_small).errors == refused(with_most, too_small).errors
+    too_small = replace(ROOMY, bytes_per_device=max(peaks(with_64_k)) // 2)
+    assert refused(work, too_small).errors == refused(with_64_k, too_small).errors
 
 
 def test_micro_batches_are_bounded_by_the_examples_alone() -> None:
@@ -425,16 +424,15 @@ def test_micro_batches_are_bounded_by_the_examples_alone() -> None:
 
 
 @pytest.mark.slow
-def test_more_micro_batches_are_chosen_where_only_they_fit(monkeypatch) -> None:
-    monkeypatch.setattr(single_plan, "MOST_DOUBLINGS", 3)
+def test_more_than_64_k_micro_batches_are_chosen_where_only_they_fit() -> None:
     work = translation("pipeline.stages=1 pipeline.micro_batches=auto text.max_length=16 train.batch_tokens=4096")
     needs = {
         count: max(peaks(work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))))
-        for count in (8, 16)
+        for count in (64, 128)
     }
     room = replace(ROOMY, bytes_per_device=int(sum(needs.values()) / 2 / 0.95))
     planned = try_plan(work, room, estimated_costs)
-    assert planned.experiment.pipeline.micro_batches == 16
+    assert planned.experiment.pipeline.micro_batches == 128
 
 
 def test_the_search_for_micro_batches_goes_on_where_a_step_gets_a_little_longer(monkeypatch) -> None:

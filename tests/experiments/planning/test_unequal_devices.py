@@ -45,6 +45,7 @@ def test_a_slower_device_gets_fewer_parameters() -> None:
     assert fast.step_s < mixed.step_s < slow.step_s
 
 
+@pytest.mark.slow
 def test_best_plans_use_several_kinds() -> None:
     plans = best_plans(translation(), MIXED, estimated_costs, "pipeline.micro_batches=8")
     assert plans == sorted(plans, key=lambda report: report.step_s)

@@ -18,6 +18,7 @@ from launch.tracking import wandb_sync
 from suite.settings import TrackingSettings
 from suite.training.wandb_run import Identity, Wandb
 from tests.launch.command_line import environment
+from tests.marks import slow_but_for
 
 WITH_KEY = {"WANDB_API_KEY": 40 * "0"}
 
@@ -190,8 +191,7 @@ def recorded(run, id, *parts):
             time.sleep(1.1)  # wandb names a part by the second
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [7, 3000])  # wandb's header alone, some of the steps
+@pytest.mark.parametrize("kept", slow_but_for([3000], [7, 3000]))  # wandb's header alone, some of the steps
 def test_the_complete_steps_of_a_part_whose_writer_was_killed_are_uploaded_once(tmp_path, server, kept):
     run = tmp_path / "runs" / "t12" / "1"
     recorded(run, "one", list(range(1, 31)), [1, 2])

@@ -180,7 +180,6 @@ def test_wandb_reads_the_run_back(through_ray):
     }
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(through_ray):
     folder, _ = through_ray
     run = only_run(folder)

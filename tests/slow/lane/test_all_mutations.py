@@ -22,4 +22,5 @@ def test_the_fault_is_found(server, mutation):
 
 @pytest.mark.parametrize("case", dict.fromkeys(mutation.case for mutation in MUTATIONS))
 def test_nothing_is_found_without_a_fault(server, case):
+    """Otherwise a child that cannot run at all would find every fault."""
     assert not finding(server, without_fault(case))

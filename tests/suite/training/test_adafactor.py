@@ -131,6 +131,7 @@ def test_a_parameter_has_the_same_bits_alone_and_in_any_batch(shape, threads, is
         assert_same_bits(batch, alone[:count])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("limit", [1, 1 << 12, BATCH_BYTES])
 def test_bits_depend_neither_on_the_neighbours_nor_on_threads_nor_on_the_size_of_batches(limit, dtype, monkeypatch):

@@ -110,6 +110,7 @@ def test_a_run_that_stopped_early_is_finished_and_scored_at_its_best_step():
     assert not is_scored(member, record, {**scores, "step": 50})  # of an older version
 
 
+@pytest.mark.slow
 def test_findings_are_confirmed_by_clear_scores(tmp_path):
     depth_width(tmp_path, GOOD)
     result, table = words(tmp_path)

@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from suite.errors import PlanError
@@ -59,16 +59,8 @@ layers = st.lists(
 remats = st.sampled_from(["always", "except_last", "never", "auto"])
 
 
-SEARCHED = [
-    layer(activation_bytes=alive, graph_peak_bytes=alive, boundary_bytes=own, gradient_bytes=own, deferred_bytes=0)
-    for alive, own in ((0, 3), (0, 1), (55, 1), (0, 1), (1, 1), (0, 1))
-]
-"""In 79 bytes only a schedule fits that a search finds."""
-
-
 @settings(unhurried, max_examples=60)
 @given(layers, st.integers(1, 4), st.integers(1, 8), remats, st.integers(50, 3_000))
-@example(SEARCHED, 2, 1, "auto", 79)
 def test_auto_is_the_fastest_that_fits_and_never_exceeds_the_memory(costs, stages, micro_batches, remat, room):
     asked = {"stages": min(stages, len(costs)), "micro_batches": micro_batches, "remat": remat}
     each = []
@@ -90,6 +82,21 @@ def test_auto_is_the_fastest_that_fits_and_never_exceeds_the_memory(costs, stage
         found.schedule_config.virtual_stages,
     )
     assert (found.schedule_config.schedule, found.schedule_config.virtual_stages) in CHOICES
+
+
+def test_where_no_named_schedule_fits_a_searched_one_may(monkeypatch):
+    monkeypatch.setattr(schedule_choice, "SEARCH_S", 1.0)
+    costs = [
+        layer(activation_bytes=alive, graph_peak_bytes=alive, boundary_bytes=own, gradient_bytes=own, deferred_bytes=0)
+        for alive, own in ((0, 3), (0, 1), (55, 1), (0, 1), (1, 1), (0, 1))
+    ]
+    asked = {"stages": 2, "micro_batches": 1, "remat": "auto"}
+    for name, virtual_stages in CHOICES:
+        with pytest.raises(PlanError):
+            plan(costs, 79, **asked, schedule=name, virtual_stages=virtual_stages)
+    found = plan(costs, 79, **asked, schedule="auto")
+    assert found.schedule_config.schedule == "search"
+    assert all(stage.peak_bytes <= UNCOUNTED_BYTES + 79 for stage in found.cells)
 
 
 @settings(unhurried, max_examples=60)

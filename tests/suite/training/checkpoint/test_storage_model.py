@@ -2,29 +2,25 @@
 
 from collections import Counter
 
-import pytest
-
 from launch.backends.processes import run_processes
 from tests.suite.training.checkpoint.power_cut_model import cut_everywhere
 from tests.suite.training.checkpoint.storage_model import WAYS, fail_everywhere, meet_everywhere
 
 
-@pytest.mark.slow
-def test_a_store_that_fails_at_every_twentieth_call_loses_nothing():
+def test_a_store_that_fails_at_every_sixtieth_call_loses_nothing():
     """All calls: ``tests/slow/checkpoint/test_storage_failures.py``."""
-    ((calls, outcomes),) = run_processes(fail_everywhere, 1, 20)
+    ((calls, outcomes),) = run_processes(fail_everywhere, 1, 60)
     assert calls > 150
     lives = Counter(way for (way, _), count in outcomes.items() for _ in range(count))
-    assert lives == dict.fromkeys(WAYS, len(range(1, calls + 1, 20)))
+    assert lives == dict.fromkeys(WAYS, len(range(1, calls + 1, 60)))
     assert outcomes["crash", "crashed"] == lives["crash"]
     assert outcomes["once", "whole"] > 0
     assert outcomes["for ever", "ended with an error"] > 0
 
 
-@pytest.mark.slow
-def test_a_second_driver_at_every_second_call_loses_nothing_to_the_first():
+def test_a_second_driver_at_every_fourth_call_loses_nothing_to_the_first():
     """All calls: as above."""
-    (wrote,) = run_processes(meet_everywhere, 1, 2)
+    (wrote,) = run_processes(meet_everywhere, 1, 4)
     assert wrote["second"] > 10 * wrote["first"]
 
 
