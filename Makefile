@@ -106,7 +106,7 @@ doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRES
 test: $(READY) ## run the tests
 	@$(VENV)/bin/python -m pytest
 
-test-faults: $(READY) ## run the slow tests: kills, torn files, full disks, clusters; two hours; they write docs/results/test-faults.md
+test-faults: $(READY) ## run the slow tests: kills, torn files, full disks, clusters; over two hours; they write docs/results/test-faults.md
 	@$(VENV)/bin/python -m tests.slow
 
 lint: $(READY) ## ruff and mypy

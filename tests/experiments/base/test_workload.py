@@ -52,6 +52,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(settings, cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

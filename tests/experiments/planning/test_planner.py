@@ -255,6 +255,7 @@ def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(
     assert fault.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "candidates"), [("auto", 8), ("1f1b", 1)])
 @pytest.mark.parametrize("cluster", [Cluster(1, GIB, "gpu"), Cluster(2, MIB, "gpu")], ids=["devices", "memory"])
 def test_a_plan_of_many_micro_batches_is_refused_without_a_step_simulated(

@@ -167,6 +167,7 @@ def test_a_run_that_fits_only_with_cells_in_a_v_gets_such_a_schedule() -> None:
     assert found[0].plan.pipeline.virtual_stages == 2
 
 
+@pytest.mark.slow
 def test_where_the_plan_chooses_m_the_advice_has_its_number() -> None:
     work = translation("pipeline.stages=2 pipeline.micro_batches=auto pipeline.remat=never train.batch_tokens=4096")
     roomy = parse_cluster("2xH100", LAPTOP)

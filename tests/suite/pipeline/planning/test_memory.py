@@ -267,6 +267,7 @@ def test_the_closed_form_is_never_below_the_walk(costs, micro_batches, remat):
         assert end == len(costs) or sizes.peak_upper_bound(begin, end) <= sizes.peak_upper_bound(begin, end + 1)
 
 
+@pytest.mark.slow
 @settings(unhurried, max_examples=30)
 @given(
     layer_costs(),
@@ -300,6 +301,7 @@ def test_nor_is_it_with_other_schedules(costs, micro_batches, stages, name, virt
                 assert sizes.peak_upper_bound(begin, end) >= peak
 
 
+@pytest.mark.slow
 @settings(unhurried, max_examples=200)
 @given(layer_costs(), st.integers(1, 9), remats)
 def test_the_closed_form_is_above_the_walk_by_messages_alone(costs, micro_batches, remat):

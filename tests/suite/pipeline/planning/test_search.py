@@ -27,6 +27,7 @@ from tests.suite.pipeline.planning.search_cases import check_optimum, random_cas
 unhurried = settings(deadline=None, max_examples=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("stages", "micro_batches", "cells"), [(2, 2, 1), (3, 3, 1), (1, 3, 2), (2, 2, 2), (3, 2, 2)])
 def test_small_pipelines_run_an_optimal_schedule(stages, micro_batches, cells, seed):
