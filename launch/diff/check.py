@@ -126,7 +126,7 @@ def _shapes(micro_batches: int, layers: int, depends_on_split: bool) -> tuple[li
     half = partial(PipelineSettings, micro_batches=micro_batches // 2)
     shapes.append(half(stages=2, replicas=2, schedule="1f1b") if layers >= 2 else half(replicas=2))
     if depends_on_split:
-        left_out.append("other micro-batches, because what a layer above computes depends on them")
+        left_out.append("other micro-batches, because layers named above depend on how the mini-batch is split")
     else:
         shapes.append(half())
     return shapes, left_out

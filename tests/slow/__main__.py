@@ -26,7 +26,7 @@ DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 def main() -> int:
     """Returns 1 if a file failed."""
     commit = _git("describe", "--always", "--dirty")
-    files = [MARKED, *sorted(HERE.glob("*/test_*.py"))]  # the longest first
+    files = [MARKED, *sorted(HERE.glob("*/test_*.py"))]  # the first takes long
     with_cluster = deque(path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem)))
     others = deque(path for path in files if path not in with_cluster)
     rows: dict[Path, str] = {}

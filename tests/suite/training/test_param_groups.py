@@ -36,9 +36,6 @@ def cases(rank, world, rendezvous, stages, replicas, folder):
 PIPELINES = [(1, 1), (2, 2), *(pytest.param(pipeline, marks=pytest.mark.slow) for pipeline in ((2, 1), (1, 3)))]
 
 
-PIPELINES = [(1, 1), (2, 2), *(pytest.param(pipeline, marks=pytest.mark.slow) for pipeline in ((2, 1), (1, 3)))]
-
-
 @pytest.fixture(scope="module", params=PIPELINES, ids=str)
 def found(request, tmp_path_factory):
     """Two and three replicas have ZeRO-1 but for Adafactor, three of them stretches without a value."""
