@@ -15,7 +15,7 @@ BUDGETS = {
     "launch/backends": 1707,
     "launch/benchmarks": 765,
     "launch/diagnostics": 1185,
-    "launch/diff": 1460,
+    "launch/diff": 1468,
     "launch/gpu_check": 644,
     "launch/inference": 1218,
     "launch/jobs": 1435,

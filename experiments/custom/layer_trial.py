@@ -33,7 +33,7 @@ SEED = 1
 GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 """Types of generators that a layer may hold; nothing seeds them."""
 
-KEEP_STATE = "keep what it remembers in a buffer, and draw from the default generators of torch, numpy or random"
+KEEP_STATE = "keep state in buffers (each replica has its own); draw from default generators of torch, numpy or random"
 
 Attributes = dict[str, tuple[type, bytes]]
 
@@ -74,7 +74,7 @@ def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
                 with replaced(copies_of_buffers(fresh)):
                     _forward(fresh, _other_rows(inputs))
                 if not all(map(same_bits, first, _forward(fresh, inputs))):
-                    return f"returns other values after other rows: it {' and '.join(changes)}; {KEEP_STATE}"
+                    return f"{' and '.join(changes)}, and returns other values after other rows; {KEEP_STATE}"
         return _backward_error(layer, second) or _evaluation_error(layer, inputs, first)
     finally:
         for module, name, value in before:

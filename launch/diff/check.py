@@ -79,7 +79,7 @@ def check(training: ShortTraining, console: Console) -> bool:
         console.print(f"not tried: {reason}")
     if not shapes and not own:
         raise PlacementError(f"none of the pipelines fits this machine; {REMEDY}")
-    console.print("each tensor compared with plain PyTorch (a):")
+    console.print("each tensor compared: a is plain PyTorch, b the pipeline; layers count from 0:")
     plain = training.train_plainly(chosen)
     comparison = partial(_compare, fingerprints_of(plain), chosen.optimizer.precision, traits, console)
     labelled = {"as set": asked} if own else {}
@@ -90,7 +90,10 @@ def check(training: ShortTraining, console: Console) -> bool:
     }
     if all(result is None or result[1].differences for result in results.values()):
         results[PLAIN_AGAIN] = comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))
-    return _conclude(results, plain, part, console)
+    is_same = _conclude(results, plain, part, console)
+    for line in _trait_lines(traits, only_with_remedy=True):
+        console.print(f"is this meant? {line}")
+    return is_same
 
 
 def _suits(asked: PipelineSettings, layers: int, whole: int) -> bool:
@@ -98,12 +101,14 @@ def _suits(asked: PipelineSettings, layers: int, whole: int) -> bool:
     return layers == whole or (asked.layers_per_cell is None and asked.stages * asked.virtual_stages <= layers)
 
 
-def _trait_lines(traits: LayerTraits) -> Iterator[str]:
+def _trait_lines(traits: LayerTraits, only_with_remedy: bool = False) -> Iterator[str]:
     """Yields a line for each trait, with all layers that have it."""
     layers: dict[str, list[str]] = {}
     for index, (layer_type, found) in traits.items():
         for trait in found:
-            layers.setdefault(f"{layer_type} {trait.text}", []).append(str(index))
+            remedy = f"; {trait.remedy}" if trait.remedy else ""
+            if remedy or not only_with_remedy:
+                layers.setdefault(f"{layer_type} {trait.text}{remedy}", []).append(str(index))
     for text, indices in layers.items():
         yield f"layer{'s' if len(indices) > 1 else ''} {', '.join(indices)}: {text}"
 
@@ -195,5 +200,5 @@ def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, part: st
     if PLAIN_AGAIN in others.keys() | (results.keys() - trained.keys()):
         console.print("plain PyTorch itself gives other numbers each time, so no pipeline can give the same")
     for label, run in others.items():
-        console.print(f"  {label}: {command('diff', RUN=f'{plain.path} {run.path}')}")
+        console.print(f"  compare {label} again: {command('diff', RUN=f'{plain.path} {run.path}')}")
     return False

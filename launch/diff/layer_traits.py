@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from experiments.base.experiment import Experiment
-from experiments.custom.layer_trial import attributes_of, changed_attributes, same_bits
+from experiments.custom.layer_trial import KEEP_STATE, attributes_of, changed_attributes, same_bits
 from launch.diff.plain_training import build_layers, forward
 from launch.worker.distributed import init_process_group
 from suite.errors import typed_line
@@ -44,6 +44,8 @@ ROUNDING = 1e-6
 class Trait:
     text: str
     """A sentence without its subject, the layer."""
+    remedy: str = ""
+    """What to do if it is not meant; empty for what most models mean."""
     depends_on_split: bool = False
     """Whether the layer computes something else where a mini-batch is split into other micro-batches."""
 
@@ -92,21 +94,22 @@ def traits_of(layer: nn.Module, inputs: Tensors, rows: int) -> Iterator[Trait]:
     """Yields the traits of a layer in training mode, which stays as it is. A micro-batch has ``rows`` rows."""
     first = _Trial(layer, inputs)
     if not all(map(same_bits, first.outputs, _Trial(layer, inputs).outputs)):
-        yield Trait("returns other values for the same inputs and seeds")
+        yield Trait("returns other values for the same inputs and seeds", KEEP_STATE)
         return  # what follows would compare them
     if first.draws:
         yield Trait("draws random numbers, with a seed for each micro-batch", depends_on_split=True)
     for change in first.changed_attributes:
-        yield Trait(f"{change} in each forward, and again in each recompute")
+        yield Trait(f"{change} in each forward, and again in each recompute", KEEP_STATE)
     if buffers := first.changed_buffers:
         others = f" and {len(buffers) - 1} more" if len(buffers) > 1 else ""
         yield Trait(f"changes its buffer {buffers[0]}{others} in each forward", depends_on_split=True)
     if any(_depends_on_others(layer, inputs, first.outputs, rows, kept) for kept in (0, 1)):
-        yield Trait("has rows that depend on the other rows of their micro-batch", depends_on_split=True)
+        remedy = "" if buffers else "mix no rows, or other micro-batches train another model"
+        yield Trait("has rows that depend on the other rows of their micro-batch", remedy, depends_on_split=True)
     if not (first.draws or buffers or _equal(first.outputs, _Trial(layer, inputs, False).outputs)):
         yield Trait("computes something else in evaluation mode")
     for ignored in first.ignored():
-        yield Trait(f"ignores its {ignored}: no gradient reaches it")
+        yield Trait(f"ignores its {ignored}: no gradient reaches it", "use it or leave it out")
 
 
 def _depends_on_others(layer: nn.Module, inputs: Tensors, outputs: Tensors, rows: int, kept: int) -> bool:

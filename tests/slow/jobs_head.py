@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from tests.launch.command_line import command, environment
@@ -38,10 +39,11 @@ class Head:
         self.session = Path(tempfile.mkdtemp(prefix="gpipe-"))  # its sockets bear no long paths
         self._port, dashboard, client = free_ports(3)
         self.address = f"http://127.0.0.1:{dashboard}"
-        self.process = self._start(
-            cores, "--head", "--port", self._port, "--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard,
-            "--ray-client-server-port", client, "--temp-dir", str(self.session),
+        self._start_head = partial(
+            self._start, cores, "--head", "--port", self._port, "--dashboard-host", "127.0.0.1", "--dashboard-port",
+            dashboard, "--ray-client-server-port", client, "--temp-dir", str(self.session),
         )  # fmt: skip
+        self.process = self._start_head()
         self._nodes = []
 
     def join(self, cores):
@@ -74,6 +76,16 @@ class Head:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}
 
     def wait(self):
+        """Waits until the head runs. Starts it again where Ray gave it up, as it does where a busy machine takes more
+        than 30 s to start a node."""
+        log = self.folder / "head.log"
+        for _ in range(3):
+            while self.process.poll() is None and "Ray runtime started" not in log.read_text():
+                time.sleep(0.2)
+            if self.process.poll() is None:
+                break
+            self._kill(self.process)
+            self.process = self._start_head()
         until = time.monotonic() + 60
         request = urllib.request.Request(
             f"{self.address}/api/jobs/", headers={"Authorization": f"Bearer {self.token}"}
@@ -88,14 +100,19 @@ class Head:
 
     def end(self):
         for process in (*self._nodes, self.process):
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(2)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            self._kill(process)
         for place in (self.session, *self.session.parent.glob(f"{self.session.name}-*")):
             shutil.rmtree(place, ignore_errors=True)
+
+    @staticmethod
+    def _kill(process):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
 
     def variables(self, **more):
         given = {**environment(), **self.key, **more}

@@ -98,7 +98,7 @@ GOOD = {
 }
 BAD = {
     "a count in an attribute": (
-        Layer(counts_in_an_attribute, calls=0), "it changes its attribute calls; keep what it remembers in a buffer",
+        Layer(counts_in_an_attribute, calls=0), "it changes its attribute calls; keep state in buffers",
     ),
     "a count in a module": (
         nn.Sequential(nn.Tanh(), Layer(counts_in_an_attribute, calls=0)), "it changes its attribute 1.calls",
@@ -106,7 +106,7 @@ BAD = {
     "a memory": (Layer(remembers, last=torch.zeros(1)), "it changes its attribute last"),
     "a cache that grows": (Layer(grows, cache=[]), "it changes its attribute cache"),
     "a cache of the first rows": (
-        Layer(adds_its_first_rows, cache=[]), "returns other values after other rows: it changes its attribute cache",
+        Layer(adds_its_first_rows, cache=[]), "changes its attribute cache, and returns other values after other rows",
     ),
     "a generator of its own": (
         Layer(lambda self, x: x + torch.rand(1, generator=self.own), own=torch.Generator()),

@@ -37,6 +37,15 @@ def counts():
     return spec(Counts)
 
 
+class MixesRows(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).softmax(0)
+
+
+def mixes_rows():
+    return spec(MixesRows)
+
+
 def check(folder, name, *more):
     return call("check", f"{__file__}:{name}", *more, folder=folder)
 
@@ -49,6 +58,18 @@ def test_a_right_model_is_the_same_in_each_shape_and_leaves_no_runs(tmp_path):
     assert len(re.findall(r"^  .*: same ", out, re.M)) == 7
     assert out.endswith("all 7 are the same training as plain PyTorch\n")
     assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_a_layer_that_mixes_rows_is_named_at_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(checking, "_shapes", lambda *_: ([PipelineSettings(stages=1, micro_batches=4)], []))
+    code, out, _ = check(tmp_path, "mixes_rows", "--steps", "1")
+    assert code == 0, out
+    result, question = out.splitlines()[-2:]
+    assert result.endswith("are the same training as plain PyTorch")
+    assert question == (
+        "is this meant? layer 2: MixesRows has rows that depend on the other rows of their micro-batch; "
+        "mix no rows, or other micro-batches train another model"
+    )
 
 
 def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, monkeypatch):
