@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,22 +46,21 @@ class Cluster:
     has_bf16: bool = True
     """Whether all GPUs multiply bf16."""
     parts: tuple[Cluster, ...] = ()
-    """Of a declared cluster with several kinds of devices, each kind; ``device`` is then the largest."""
+    """Each kind of devices, if there are several; the other properties are then those of the largest."""
 
     def __str__(self) -> str:
-        if self.parts:
-            return " and ".join(map(str, self.parts))
-        where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""
-        word = ("GPU" if self.kind == "gpu" else "CPU core") if self.device is None else self.device.name
-        return (
-            f"{self.devices} {word}{'' if self.devices == 1 or self.device is not None else 's'} "
-            f"with {self.bytes_per_device / GIB:.1f} GiB each{where}"
-        )
+        return " and ".join(part._text(part.label) for part in self.parts) or self._text()
 
-    def most_replicas(self, stages: int) -> int:
-        """Returns how many replicas of so many stages the devices hold. Stage k of each is on the same kind."""
-        kinds, most = self.parts or (self,), self.devices // stages
-        return next(r for r in range(most, -1, -1) if not r or sum(kind.devices // r for kind in kinds) >= stages)
+    def _text(self, device: str = "") -> str:
+        where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""
+        words = ("GPU" if self.kind == "gpu" else "CPU core") + ("" if self.devices == 1 else "s")
+        name = device or (words if self.device is None else self.device.name)
+        return f"{self.devices} {name} with {self.bytes_per_device / GIB:.1f} GiB each{where}"
+
+    @property
+    def label(self) -> str:
+        """The name of its devices, declared or available; empty if unknown."""
+        return self.name if self.device is None else self.device.name
 
     def place(self, stages: int, replicas: int) -> Placement | None:
         """Returns the placement of the workers; None on one machine. Raises PlacementError when too few devices are
@@ -69,9 +69,11 @@ class Cluster:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a plan says about a device of which only the memory is declared."""
+        """What a plan says about a device of which only the memory is declared, and about too many kinds of devices."""
         if self.parts:
             return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
+        if (kinds := len({node.device for node in self.nodes})) > 1:
+            return (f"the nodes have {kinds} kinds of devices, plans take {MOST_KINDS}: all count as {self.label}",)
         if self.device is None or not self.device.name.endswith(ASSUMED_SPEED):
             return ()
         size = self.device.name.removesuffix(ASSUMED_SPEED)
@@ -85,13 +87,28 @@ class Cluster:
 
     @property
     def logits_bytes(self) -> int:
-        """The size of logits that a device computes at once (``models.chunked_loss``)."""
+        """The size of logits that a device computes at once (``models.chunked_loss``): of several kinds the smallest,
+        because all workers of a run have the same."""
+        if self.parts:
+            return min(part.logits_bytes for part in self.parts)
         return CPU_LOGITS_BYTES if self.kind == "cpu" else accelerator_logits_bytes(self.bytes_per_device)
 
     @property
     def between(self) -> Link | None:
         """The link between nodes: measured, or of a declared cluster; None if unknown."""
         return self.network or (NETWORK if self.device is not None else None)
+
+
+def of_kinds(kinds: Sequence[Cluster]) -> Cluster:
+    """Returns the cluster that has these kinds of devices."""
+    if len(kinds) == 1:
+        return kinds[0]
+    return replace(
+        max(kinds, key=lambda kind: kind.bytes_per_device),
+        devices=sum(kind.devices for kind in kinds),
+        nodes=tuple(node for kind in kinds for node in kind.nodes),
+        parts=tuple(kinds),
+    )
 
 
 def parse_cluster(text: str, this: Cluster) -> Cluster:
@@ -115,13 +132,11 @@ def parse_cluster(text: str, this: Cluster) -> Cluster:
     for device in kinds:
         alike = [part for part in parts if part.device == device]
         sizes = [node.total for part in alike for node in part.nodes or (Node("", "", 0, part.devices),)]
-        nodes = tuple(Node(str(at), f"node {at}", size, size) for at, size in enumerate(sizes, count))
+        name = alike[0].label
+        nodes = tuple(Node(str(at), f"node {at}", size, size, name) for at, size in enumerate(sizes, count))
         merged.append(replace(alike[0], devices=sum(sizes), nodes=nodes))
         count += len(sizes)
-    largest = max(merged, key=lambda part: part.bytes_per_device)
-    all_nodes = tuple(node for part in merged for node in part.nodes)
-    parts_of_kinds = tuple(merged) if len(merged) > 1 else ()
-    return replace(largest, devices=sum(part.devices for part in merged), nodes=all_nodes, parts=parts_of_kinds)
+    return of_kinds(merged)
 
 
 def _parse_part(part: str, text: str, this: Cluster) -> Cluster:

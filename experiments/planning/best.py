@@ -135,7 +135,7 @@ def most_replicas(work: Experiment, cluster: Cluster, fixed: Collection[str]) ->
     stages = range(1, min(work.list_length // pipeline.virtual_stages, devices // least) + 1)
     if "stages" in fixed:
         stages = range(pipeline.stages, pipeline.stages + 1)
-    return {k: least if "replicas" in fixed else max(1, min(most_rows, cluster.most_replicas(k))) for k in stages}
+    return {k: least if "replicas" in fixed else max(1, min(most_rows, devices // k)) for k in stages}
 
 
 def _shapes(work: Experiment, cluster: Cluster, fixed: Collection[str], workers: int | None) -> tuple[_Shapes, _Shapes]:

@@ -7,8 +7,9 @@ from contextlib import suppress
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.base.workload import Measurable
 from experiments.planning.best import largest_shapes
-from experiments.planning.plan_report import PlanReport
+from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.single_plan import try_plan
 from suite.errors import PlanError
 from suite.settings import AUTO
@@ -21,7 +22,7 @@ def limit_replicas_to_cluster(work: Experiment, cluster: Cluster) -> tuple[Exper
     from a file it gets as many, but larger ones.
     """
     pipeline = work.pipeline
-    replicas = cluster.most_replicas(pipeline.stages)
+    replicas = cluster.devices // pipeline.stages
     if not 0 < replicas < pipeline.replicas:
         return work, ()
     total = pipeline.micro_batches * pipeline.replicas
@@ -48,10 +49,15 @@ def shrunk_to(planned: PlanReport, devices: int, find_cluster: Callable[[], Clus
     most = {k: max(r for r in divisors if k * r <= devices) for k in range(1, min(devices, asked.stages) + 1)}
     for shapes in filter(None, largest_shapes(most)):
         cluster, plans = find_cluster(), []
+
+        def found_costs(_: Measurable, kind: Cluster) -> LayerCosts:
+            """Those of the plan; of a kind that has come since, those of the slowest."""
+            return planned.found_costs.get(kind.label) or max(planned.found_costs.values(), key=LayerCosts.seconds)
+
         for k, r in shapes:
             cells = asked.layers_per_cell if k == asked.stages else None
             changes = {"stages": k, "replicas": r, "micro_batches": total // r, "layers_per_cell": cells}
             run = work.with_pipeline(asked.model_copy(update=changes))
             with suppress(PlanError):  # the schedule may not support these stages
-                plans.append(try_plan(run, cluster, lambda *_: planned.found_costs))
+                plans.append(try_plan(run, cluster, found_costs))
         yield from (plan.experiment for plan in sorted(plans, key=lambda plan: plan.step_s))

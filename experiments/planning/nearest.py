@@ -89,7 +89,7 @@ class _Search:
         less than the most."""
         asked = self._work.pipeline
         for stages, most in most_replicas.items():
-            if self._cluster.most_replicas(stages) < most and not shares_cores(self._cluster):
+            if self._cluster.devices < stages * most and not shares_cores(self._cluster):
                 continue
             if _is_near(stages, asked.stages, max(most_replicas)):
                 fewer = range(1, most) if has_others else ()

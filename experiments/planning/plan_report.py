@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +41,10 @@ class LayerCosts:
     step_ratios: tuple[float, ...] = ()
     """Their measured over their planned steps."""
 
+    def seconds(self) -> float:
+        """Of all layers, for a micro-batch."""
+        return sum(cost.seconds for cost in self.costs)
+
 
 CostModel = Callable[[Measurable, Cluster], LayerCosts]
 
@@ -51,8 +55,8 @@ class PlanReport:
 
     experiment: Experiment
     cluster: Cluster
-    found_costs: LayerCosts
-    """As the cost model returned them; those of another shape are the same."""
+    found_costs: Mapping[str, LayerCosts]
+    """As the cost model returned them, by the kind of device; those of another shape are the same."""
     layer_costs: LayerCosts
     plan: Plan
     parameters: int

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, permutations
 
 from experiments.base.cluster import Cluster
@@ -21,7 +21,7 @@ from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, Device, Machine
+from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, Device, Machine, StageDevice
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Placement
@@ -103,13 +103,21 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
-    """Returns the plan for given micro-batches; of several kinds of devices the fastest over their orders."""
-    if not cluster.parts:
+    """Returns the plan for given micro-batches; of several kinds of devices the fastest over their orders, and without
+    any, where all count as the slowest."""
+    stages, replicas = work.pipeline.stages, work.pipeline.replicas
+    if not cluster.parts or cluster.devices < stages * replicas:
         return _try_plan_on(work, cluster, cost_model)
+    holds = sum(kind.devices // replicas for kind in cluster.parts) >= stages
+    orders = permutations(cluster.parts) if holds else ()
+    tries: list[Callable[[], PlanReport]] = [
+        *(partial(_try_plan_on, work, cluster, cost_model, order) for order in orders),
+        partial(_try_plan_as_slowest, work, cluster, cost_model),
+    ]
     plans, fault = [], None
-    for order in permutations(cluster.parts):
+    for attempt in tries:
         try:
-            plans.append(_try_plan_on(work, cluster, cost_model, order))
+            plans.append(attempt())
         except PlanError as error:
             fault = fault or error
     if not plans and fault is not None:
@@ -126,23 +134,24 @@ def _try_plan_on(
     notes: tuple[str, ...] = ()
     if faults := work.trial_errors():
         raise PlanError(faults)
-    if cluster.most_replicas(pipeline.stages) < pipeline.replicas and not share_cores:
+    if cluster.devices < workers and not share_cores:
         faults.append(
             f"K = {pipeline.stages} stages x R = {pipeline.replicas} replicas need {workers} devices, there are "
-            f"{cluster}" + (", and stage k of all replicas has the same kind" if cluster.parts else "")
+            f"{cluster}"
         )
     if rows := row_errors(work):  # planning so many would take minutes
         raise PlanError([*faults, *rows])
     try:
-        found_costs = cost_model(work, cluster)
-        layer_costs = costs_of_run(found_costs, work, cluster)
+        of_memory = cost_model(work, cluster)
+        found_costs = {kind.label: cost_model(work, kind) for kind in order} or {cluster.label: of_memory}
+        layer_costs = costs_of_run(of_memory, work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not (faults or order) else None
         machine = with_share_of_host(layer_costs.machine, work, cluster, placement)
         reserve = reserved_bytes(work, cluster, machine.memory_limit_bytes)
         machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
         if order and not faults:
-            kinds = [(kind, costs_of_run(cost_model(work, kind), work, kind)) for kind in order]
+            kinds = [(kind, costs_of_run(found_costs[kind.label], work, kind)) for kind in order]
             machine, placement = on_unequal_devices(machine, layer_costs.costs, kinds, cluster, work)
         if placement is not None:
             machine = across_nodes(machine, placement, cluster)
@@ -163,6 +172,20 @@ def _try_plan_on(
         )
     placed_costs = replace(layer_costs, machine=machine)
     return PlanReport(work, cluster, found_costs, placed_costs, plan, model_facts(work).parameters, notes, placement)
+
+
+def _try_plan_as_slowest(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
+    """Returns the plan in which each device counts as one of the slowest, with the least memory: a replica may then
+    have devices of any kind, and stage k of another replica one of another kind."""
+    found = {kind.label: cost_model(work, kind) for kind in cluster.parts}
+    slowest = max(cluster.parts, key=lambda kind: found[kind.label].seconds())
+    memory, own = min(kind.bytes_per_device for kind in cluster.parts), found[slowest.label]
+    equal = replace(slowest, devices=cluster.devices, bytes_per_device=memory, nodes=cluster.nodes)
+    machine = replace(own.machine, memory_limit_bytes=memory)
+    costs = replace(cost_model(work, cluster), costs=own.costs, machine=machine, device=own.device)
+    planned = _try_plan_on(work, equal, lambda *_: costs)
+    note = f"all devices count as {slowest.label}, the slowest"
+    return replace(planned, cluster=cluster, found_costs=found, notes=(*planned.notes, note))
 
 
 def numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
@@ -228,13 +251,17 @@ def with_step_interval(report: PlanReport) -> PlanReport:
         low, high = central(report.layer_costs.step_ratios)
         return replace(report, step_interval_s=(low * report.step_s, high * report.step_s))
     keyed = KeyedWork(report.experiment, report.experiment.key())
-    kinds = {part.device.name: (part.device, part.logits_bytes) for part in report.cluster.parts if part.device}
+    of_kinds = {kind.label: kind.logits_bytes for kind in report.cluster.parts}
 
     def step_s(share: float) -> float:
         def costs(device: Device, logits_bytes: int) -> tuple[LayerCost, ...]:
             return _estimated(keyed, replace(device, efficiency=share), logits_bytes)
 
-        stages = tuple(replace(stage, costs=costs(*kinds[stage.name])) for stage in machine.stages)
+        def on_stage(stage: StageDevice) -> StageDevice:
+            own = report.found_costs[stage.name].device
+            return stage if own is None else replace(stage, costs=costs(own, of_kinds[stage.name]))
+
+        stages = tuple(map(on_stage, machine.stages))
         return retimed_step_s(report.plan, costs(device, logits_bytes), replace(machine, stages=stages))
 
     low, high = map(step_s, reversed(device.efficiency_range))

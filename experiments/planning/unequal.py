@@ -24,7 +24,7 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine, StageDevice
 from suite.pipeline.planning.fit import MemoryFit
 from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.planning.placement import Node, Placement, place
+from suite.pipeline.planning.placement import Placement, place_on_kinds
 from suite.pipeline.planning.simulate import Link
 
 OTHER_SCHEDULES = ("auto", "csv", "search")
@@ -39,12 +39,12 @@ def on_unequal_devices(
     work: Experiment,
 ) -> tuple[Machine, Placement]:
     """Returns the machine with the device of each stage of a run, and where its workers are. ``kinds`` are those of the
-    cluster in the order of the stages, with their layer costs; ``costs`` count for memory."""
+    cluster in the order of the stages, with their layer costs; ``costs`` count for memory. They must hold the stages of
+    all replicas."""
     pipeline, devices = work.pipeline, []
     for kind, layer_costs in kinds:
-        assert kind.device is not None, "the devices of a mixed cluster are declared"
         limit = kind.bytes_per_device - reserved_bytes(work, kind, kind.bytes_per_device)
-        device = StageDevice(kind.device.name, limit, layer_costs.costs)
+        device = StageDevice(kind.label, limit, layer_costs.costs)
         devices += [device] * (kind.devices // pipeline.replicas)
     is_plain = pipeline.virtual_stages == 1 and pipeline.schedule not in OTHER_SCHEDULES
     update = {"schedule": pipeline.schedule if is_plain else "1f1b", "virtual_stages": 1, "schedule_rows": None}
@@ -57,21 +57,11 @@ def on_unequal_devices(
     else:
         stages = fit.choose_devices(devices, in_memory=False)
     names = [stage.name for stage in stages]
-    used = [one.machine for kind, one in kinds if kind.device is not None and kind.device.name in names]
+    used = [one.machine for kind, one in kinds if kind.label in names]
     machine = replace(
         machine,
         stages=stages,
         link=min((one.link for one in used if isinstance(one.link, Link)), key=lambda link: link.bytes_per_s),
         reduce_bytes_per_s=min(one.reduce_bytes_per_s for one in used),
     )
-    return machine, _placed(cluster, names, pipeline.replicas)
-
-
-def _placed(cluster: Cluster, names: Sequence[str], replicas: int) -> Placement:
-    """Returns the placement of replicas whose stages have devices of these names: each kind is placed by itself."""
-    placed = {}
-    for part in cluster.parts:
-        if part.device is not None and (count := names.count(part.device.name)):
-            placed[part.device.name] = iter(place(part.nodes, count, replicas).nodes)
-    row: list[Node] = [next(placed[name]) for _ in range(replicas) for name in names]
-    return Placement(tuple(row), len(names))
+    return machine, place_on_kinds(cluster.nodes, names, pipeline.replicas)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.base.cluster import Cluster
+from experiments.base.cluster import MOST_KINDS, Cluster, of_kinds
 from experiments.base.hints import command
 from launch.backends.backend import Backend, Result
 from launch.backends.link_cache import read_links
@@ -61,17 +60,25 @@ class RayClusterBackend(Backend):
         new = [node for node in nodes if node.id not in self._devices]
         found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
         self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
-        of_nodes = [self._devices[node.id] for node in nodes]
-        smallest = min(of_nodes, key=lambda devices: devices.bytes_per_device)
+        names = {node.id: self._devices[node.id].name for node in nodes}
+        self._connection.device_names = names
+        nodes = tuple(replace(node, device=names[node.id]) for node in nodes)
         links = read_links(CACHE, name)
-        return replace(
-            smallest,
-            devices=sum(node.total for node in nodes),
-            nodes=nodes,
-            network=links.between_nodes if links else None,
-            reduction=links.all_reduce if links else None,
-            has_bf16=all(devices.has_bf16 for devices in of_nodes),
-        )
+
+        def of_nodes(own: Sequence[Node]) -> Cluster:
+            return replace(
+                min((self._devices[node.id] for node in own), key=lambda devices: devices.bytes_per_device),
+                devices=sum(node.total for node in own),
+                nodes=tuple(own),
+                network=links.between_nodes if links else None,
+                reduction=links.all_reduce if links else None,
+                has_bf16=all(self._devices[node.id].has_bf16 for node in nodes),
+            )
+
+        kinds = dict.fromkeys(names.values())
+        if len(kinds) > MOST_KINDS:
+            return of_nodes(nodes)
+        return of_kinds([of_nodes([node for node in nodes if node.device == kind]) for kind in kinds])
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
@@ -82,10 +89,12 @@ class RayClusterBackend(Backend):
     def on_free_devices(
         self, task: Callable[[], Result], cluster: Cluster, devices: int, log: Log, data: Path | None = None
     ) -> Result:
-        """On the node with the most free devices, in at most MEASURING_S."""
+        """On the cluster's node with the most free devices, in at most MEASURING_S."""
+        ids = {node.id for node in cluster.nodes}
 
         def find() -> Node:
-            node = max(self._connection.nodes(cluster.kind.upper()), key=lambda node: node.free, default=None)
+            nodes = [node for node in self._connection.nodes(cluster.kind.upper()) if node.id in ids]
+            node = max(nodes, key=lambda node: node.free, default=None)
             if node is not None and node.free >= devices:
                 return node
             available = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
@@ -103,7 +112,7 @@ class RayClusterBackend(Backend):
 
 def _node_devices(kind: str) -> Cluster:
     """Returns the devices of the node that this runs on."""
-    return gpus() if kind == "GPU" else replace(cores(), name=f"{cpu_model()} of {os.uname().nodename}")
+    return gpus() if kind == "GPU" else replace(cores(), name=cpu_model())
 
 
 def _as_offered(devices: Cluster, node: Node) -> Cluster:

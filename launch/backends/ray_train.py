@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from experiments.base.experiment import Experiment
@@ -25,7 +25,7 @@ from suite.errors import (
     WorkerError,
     first_line,
 )
-from suite.pipeline.planning.placement import Placement, place, shortage
+from suite.pipeline.planning.placement import Placement, place, place_on_kinds, shortage
 
 HOLD_S, MOST_LOSSES = 15, 10
 """Seconds for Ray to give this run the devices that it chose; how often another run may take them first. Two runs that
@@ -105,7 +105,7 @@ class RayTrainLauncher:
             assert self._agents is not None
             return self._agents
         self._release()
-        placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas)
+        placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas, attempt.stage_devices)
         checkpoints = checkpoint_location(attempt.run, experiment)
         folders = prepare_nodes(attempt, placement.nodes, checkpoints, self._unshared_nodes, self._log)
         self._agents = AgentGroup(attempt, experiment, placement.ids, folders, self._log)
@@ -140,15 +140,19 @@ class RayTrainLauncher:
                 return min(free, workers)
             time.sleep(POLL_S)
 
-    def _place(self, stages: int, replicas: int) -> Placement:
-        """Returns the placement of the workers; waits for busy devices. Raises PlacementError with the devices of each
-        node if they do not become free in time."""
+    def _place(self, stages: int, replicas: int, stage_devices: Sequence[str]) -> Placement:
+        """Returns the placement of the workers, stage k on a device ``stage_devices[k]`` if that is planned; waits for
+        busy devices. Raises PlacementError with the devices of each node if they do not become free in time."""
 
         def find() -> tuple[Placement, int]:
             nodes = self._connection.nodes(self._kind)
             try:
+                if stage_devices:
+                    return place_on_kinds(nodes, stage_devices, replicas), len(nodes)
                 return place(nodes, stages, replicas), len(nodes)
-            except PlacementError:
+            except PlacementError as error:
+                if stage_devices and sum(node.free for node in nodes) >= stages * replicas:
+                    raise BusyError(f"{error}; a resume plans anew, for the devices that there are then") from None
                 busy = sum(node.total for node in nodes) >= stages * replicas
                 missing = shortage(nodes, stages, replicas, self._kind)
                 raise (BusyError if busy else PlacementError)(missing) from None
@@ -179,7 +183,8 @@ class RayTrainLauncher:
         Ray needs up to half a minute to notice a machine without power. A machine cut off from the others may still
         reach this one; then all workers wait for one another, and the one that waits longest may be on another node.
         """
-        cause, lost_rank, heartbeats = root_cause(error), None, watchdog.heartbeats
+        ranks = self._agents.ranks if self._agents is not None else []
+        cause, lost_rank, heartbeats = root_cause(error, ranks), None, watchdog.heartbeats
         verdict = watchdog.verdict
         if self._connection.connected and (verdict is not None or isinstance(cause, WorkerDiedError | StallError)):
             died = cause.rank if isinstance(cause, WorkerDiedError) else 0
@@ -216,15 +221,16 @@ def _wait_for_workers(agents: AgentGroup, watchdog: Watchdog) -> None:
             raise WorkerError("the workers were ended")
 
 
-def root_cause(error: Exception) -> SuiteError:
-    """Returns the error of a failed attempt: what a worker reported, or why Ray Train's agents ended."""
+def root_cause(error: Exception, ranks: Sequence[int] = ()) -> SuiteError:
+    """Returns the error of a failed attempt: what a worker reported, or why Ray Train's agents ended. ``ranks`` has our
+    rank of each rank of Ray Train's, if they differ."""
     if isinstance(error, SuiteError):
         return error
     failures: dict[int, Exception] = getattr(error, "worker_failures", {})
     if not failures:
         return WorkerError(f"Ray could not run the workers: {first_line(_unwrap(error))}")
-    rank = min(failures)
-    cause = _unwrap(failures[rank])
+    first = min(failures)
+    cause, rank = _unwrap(failures[first]), ranks[first] if ranks else first
     if getattr(cause, "preempted", False):
         return WorkerDiedError(rank, "its node was preempted", "preemption")
     died = "Actor" in type(cause).__name__ or "Worker" in type(cause).__name__

@@ -69,6 +69,13 @@ class MeasuredCosts:
         """Returns the costs, measured in as many concurrent processes as the run has workers on a node."""
         if cluster.device is not None:
             return estimated_costs(work, cluster)
+        if cluster.parts:  # for memory, of which the largest has the most; each kind has its own seconds
+            found = {kind.label: self(work, kind) for kind in cluster.parts}
+            history = self.cache / f"steps-{_digest(*found)}.jsonl"
+            source = " and ".join(costs.source for costs in found.values())
+            measured = all(costs.measured for costs in found.values())
+            own = replace(found[cluster.label], source=source, measured=measured)
+            return replace(own, history=history, step_ratios=ratios(history))
         # at least two if there is a link to measure; processes can share a core
         largest = max((node.total for node in cluster.nodes), default=2)
         least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1

@@ -71,9 +71,10 @@ class Session:
             work, cluster = chosen.with_prepared(data), self.backend.cluster()
             if best:
                 shapes = best_plans(work, cluster, find_costs, settings, set_part, self.backend.workers)
-                planned = replace(shapes[0], notes=(_note(shapes[0].experiment), *shapes[0].notes))
+                planned = replace(shapes[0], notes=(_note(shapes[0].experiment), *cluster.notes, *shapes[0].notes))
             else:
-                planned = plan_workload(work, cluster, find_costs, (_note(chosen),), settings, set_part)
+                notes = _note(chosen), *cluster.notes
+                planned = plan_workload(work, cluster, find_costs, notes, settings, set_part)
         for line in (*planned.lines(), *lines_of(shapes)):
             self.console.print(line)
         return planned
@@ -146,6 +147,7 @@ class CurrentRun:
             working_dir=None if in_job() else Path.cwd(),
             is_brief=session.is_brief,
             costs=(CACHE / "costs").resolve(),
+            stage_devices=_stage_devices(planned),
         )
 
     def fitted_to(self, devices: int) -> tuple[Experiment, RunPlan, Attempt]:
@@ -161,6 +163,7 @@ class CurrentRun:
             if experiment.pipeline != self.planned.experiment.pipeline:
                 self.planned, self.plan = planned, _run_plan(self._session, planned)
                 self.attempt = replace(self.attempt, workers=_workers(experiment), shrunk=is_shrunk)
+                self.attempt = replace(self.attempt, stage_devices=_stage_devices(planned))
                 if is_shrunk:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
             return experiment, self.plan, self.attempt
@@ -176,6 +179,10 @@ def _note(experiment: Experiment) -> str:
 
 def _workers(experiment: Experiment) -> int:
     return experiment.pipeline.stages * experiment.pipeline.replicas
+
+
+def _stage_devices(planned: PlanReport) -> tuple[str, ...]:
+    return tuple(stage.name for stage in planned.plan.machine.stages)
 
 
 def _write_records(planned: PlanReport, plan: RunPlan, experiment_file: Path, plan_file: Path) -> None:

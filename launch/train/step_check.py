@@ -38,17 +38,20 @@ class StepCheck:
         planned = self._planned()
         if planned.layer_costs.history is not None:
             note(planned.layer_costs.history, planned.step_s, step_s)
-        file = planned.layer_costs.file
-        record = CostRecord.read(file) if file is not None else None
-        if record is None or record.costs != planned.layer_costs.costs or not disagree(step_s, planned.step_s):
+        if not disagree(step_s, planned.step_s):
             return
-        difference = (
-            f"a step takes {in_seconds(step_s)} (median of {STEPS}), the plan predicts {in_seconds(planned.step_s)}; "
-            f"the layer costs were measured at {record.conditions}"
-        )
-        if record.confirmed:
-            self._log(f"{difference}, twice with the same result, so they are kept: the difference has another cause")
-            return
-        assert file is not None
-        record.doubt(file)
-        self._log(f"{difference}; the next new run measures them again")
+        for found in planned.found_costs.values():
+            record = CostRecord.read(found.file) if found.file is not None else None
+            if record is None or record.costs != found.costs:
+                continue
+            difference = (
+                f"a step takes {in_seconds(step_s)} (median of {STEPS}), the plan predicts "
+                f"{in_seconds(planned.step_s)}; the layer costs were measured at {record.conditions}"
+            )
+            if record.confirmed:
+                kept = "twice with the same result, so they are kept: the difference has another cause"
+                self._log(f"{difference}, {kept}")
+                continue
+            assert found.file is not None
+            record.doubt(found.file)
+            self._log(f"{difference}; the next new run measures them again")

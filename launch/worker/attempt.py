@@ -48,6 +48,8 @@ class Attempt:
     """The folder of measured costs, which has the device's measured peak too."""
     heartbeats: Path | None = None
     """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
+    stage_devices: tuple[str, ...] = ()
+    """The kind of device that each stage is planned on; empty where any will do."""
     hook: str = ""
     """``path.py:function[argument]`` of GPIPE_WORKER_HOOK, called before a worker is assembled; tests inject faults."""
 

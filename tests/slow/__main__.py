@@ -19,7 +19,10 @@ OUTCOME = ROOT / "docs/results/test-faults.md"
 MARKED = ROOT / "tests"
 """Stands for the tests that are marked as slow."""
 
-CLUSTERS = ("deploy", "diagnostics", "jobs", "storage_sync", "sweeps", "test_driver", "test_hosts", "test_nodes")
+CLUSTERS = (
+    "deploy", "diagnostics", "jobs", "storage_sync", "sweeps", "test_driver", "test_hosts", "test_nodes",
+    "test_unequal_nodes",
+)  # fmt: skip
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
 

@@ -5,7 +5,8 @@ ranks      0 1 2 3           4 5 6           7             K = 4, R = 2: replica
 replica    0 0 0 0           1 1 1           1
 
 Ranks of a node are consecutive, so a placement is a row of nodes, divided into replicas every K workers. This is no
-restriction: nodes that share replicas form a tree, and a tree has as many crossings as a row.
+restriction: nodes that share replicas form a tree, and a tree has as many crossings as a row. Where stages need certain
+devices, each kind of device has such a row of its own.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class Node:
     name: str
     free: int
     total: int
+    device: str = ""
+    """The name of its devices, if known."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.free} of {self.total}"
@@ -99,6 +102,24 @@ def place(nodes: Sequence[Node], stages: int, replicas: int) -> Placement:
     for node, count in _row(nodes, stages, replicas):
         row += [node] * count
     return Placement(tuple(row[:need]), stages)
+
+
+def place_on_kinds(nodes: Sequence[Node], devices: Sequence[str], replicas: int) -> Placement:
+    """Returns where ``replicas`` pipelines go whose stage k needs the device ``devices[k]``.
+
+    Raises PlacementError when too few devices of a kind are free.
+    """
+    rows: dict[str, Iterator[Node]] = {}
+    for device in dict.fromkeys(devices):
+        own, count = [node for node in nodes if node.device == device], devices.count(device)
+        free = sum(node.free for node in own)
+        if free < count * replicas:
+            raise PlacementError(
+                f"{count} of K = {len(devices)} stages x R = {replicas} replicas are planned on {count * replicas} "
+                f"devices {device}, and {free} are free"
+            )
+        rows[device] = iter(place(own, count, replicas).nodes)
+    return Placement(tuple(next(rows[device]) for _ in range(replicas) for device in devices), len(devices))
 
 
 def shortage(nodes: Sequence[Node], stages: int, replicas: int, kind: str = "device") -> str:

@@ -15,11 +15,13 @@ from suite.errors import PlanError
 from tests.experiments.planning.works import LAPTOP, language, refused, translation
 
 MIXED = parse_cluster("4xH100+4xP100", LAPTOP)
+WIDE = "model.width=1024 model.feed_forward=4096"
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_each_stage_has_a_device_and_stage_k_of_all_replicas_the_same_kind(replicas: int) -> None:
-    report = plan_workload(translation(f"pipeline.stages=3 pipeline.replicas={replicas}"), MIXED, estimated_costs)
+    work = translation(f"pipeline.stages=3 pipeline.replicas={replicas} {WIDE}")
+    report = plan_workload(work, MIXED, estimated_costs)
     names = [stage.name for stage in report.plan.machine.stages]
     assert len(names) == 3
     assert len(list(groupby(names))) == len(set(names)), "a kind's stages follow one another"
@@ -47,11 +49,11 @@ def test_a_slower_device_gets_fewer_parameters() -> None:
 
 @pytest.mark.slow
 def test_best_plans_use_several_kinds() -> None:
-    plans = best_plans(translation(), MIXED, estimated_costs, "pipeline.micro_batches=8")
+    plans = best_plans(translation(WIDE), MIXED, estimated_costs, "pipeline.micro_batches=8")
     assert plans == sorted(plans, key=lambda report: report.step_s)
     assert any(len({stage.name for stage in report.plan.machine.stages}) == 2 for report in plans)
     shapes = [(report.plan.pipeline.stages, report.plan.pipeline.replicas) for report in plans]
-    assert all(MIXED.most_replicas(stages) >= replicas for stages, replicas in shapes)
+    assert all(stages * replicas <= 8 for stages, replicas in shapes)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -85,13 +87,24 @@ def test_a_refusal_names_the_device_of_the_stage_and_a_plan_that_fits() -> None:
     assert "pipeline.stages=" in fault.remedy
 
 
-def test_more_stages_than_the_kinds_give_to_each_replica_are_refused() -> None:
-    """Three replicas have one H100 and one P100 each."""
-    assert MIXED.most_replicas(3) == 2
+@pytest.mark.parametrize(("text", "stages", "replicas"), [("4xH100+4xP100", 1, 8), ("3xH100+3xP100", 3, 2)])
+def test_replicas_that_no_kinds_hold_count_all_devices_as_the_slowest(text: str, stages: int, replicas: int) -> None:
+    """With stage k of all replicas on one kind, eight replicas have no stage, and two one of each kind."""
+    wide = "model.width=2048 model.feed_forward=8192"
+    work = translation(f"pipeline.stages={stages} pipeline.replicas={replicas} {wide}")
+    report = plan_workload(work, parse_cluster(text, LAPTOP), estimated_costs)
+    equal = plan_workload(work, parse_cluster(text.replace("H100", "P100"), LAPTOP), estimated_costs)
+    assert "all devices count as P100, the slowest" in report.notes
+    assert report.step_s == equal.step_s
+    assert report.placement is not None
+    assert report.placement.ids == sorted(report.placement.ids)
+
+
+def test_more_workers_than_devices_are_refused() -> None:
     fault = refused(translation("pipeline.stages=3 pipeline.replicas=3"), MIXED)
     assert fault.errors[0] == (
         "K = 3 stages x R = 3 replicas need 9 devices, there are 4 H100 with 79.0 GiB each and 4 P100 with 15.8 GiB "
-        "each, and stage k of all replicas has the same kind"
+        "each"
     )
 
 

@@ -21,6 +21,7 @@ from suite.pipeline.planning.placement import Node, place
 class FakeAgents:
     def __init__(self, *given):
         self.alive, self.workers, self.send_files, self.ended = True, 2, False, False
+        self.ranks = []
 
     def end(self):
         self.ended = True
@@ -44,7 +45,7 @@ def session(monkeypatch, tmp_path):
         end_controller=bool,
         close=bool,
     )
-    attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False)
+    attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False, stage_devices=())
     made = RayTrainLauncher(connection, attempt, place(nodes, 2, 1), print)
     experiment = SimpleNamespace(
         pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0)
@@ -68,6 +69,25 @@ def test_agents_that_ended_are_not_reused(session):
     agents.alive = False
     assert session.begin() is not agents
     assert agents.ended
+
+
+def test_stages_go_to_the_devices_that_they_are_planned_on(session):
+    """Two replicas of a stage on each of two nodes: the ranks of a node do not follow one another."""
+    session.nodes[:] = [Node("1", "a", 2, 2, "fast"), Node("2", "b", 2, 2, "slow")]
+    session.experiment.pipeline.replicas = 2
+    session.attempt.stage_devices = ("slow", "fast")
+    placed = []
+    session.agents_are(lambda attempt, experiment, ids, *_: placed.append(ids) or FakeAgents())
+    session.begin()
+    assert placed == [["2", "1", "2", "1"]]
+
+
+def test_a_kind_of_device_that_lacks_is_named(session):
+    session.nodes[:] = [Node("1", "a", 3, 3, "fast"), Node("2", "b", 1, 1, "slow")]
+    session.experiment.pipeline.replicas = 2
+    session.attempt.stage_devices = ("slow", "fast")
+    with pytest.raises(BusyError, match=r"1 of K = 2 stages .* on 2 devices slow, and 1 are free; a resume plans anew"):
+        session.begin()
 
 
 @pytest.mark.parametrize("losses", [2, 99])
@@ -166,6 +186,10 @@ def test_the_root_cause_is_one_sentence(error, kind, message):
     with pytest.raises(kind, match=message):
         raise cause
     assert "\n" not in str(cause)
+
+
+def test_the_rank_of_a_root_cause_is_ours():
+    assert root_cause(WorkerGroupError({1: ActorDiedError("gone")}), [0, 2, 1, 3]).rank == 2
 
 
 def test_a_preempted_node_is_distinguished_from_a_death():

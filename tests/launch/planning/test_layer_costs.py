@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.base.cluster import Cluster, parse_cluster
+from experiments.base.cluster import Cluster, of_kinds, parse_cluster
 from experiments.language_model.runs import language_model
+from experiments.planning.fewer_devices import shrunk_to
 from experiments.planning.plan_report import central
 from experiments.planning.planner import plan_workload
 from experiments.planning.single_plan import estimated_costs
@@ -222,6 +223,37 @@ def test_the_measuring_time_is_estimated_for_the_clusters_device_not_this_machin
     assert not model(work(), THIS).measured
     assert not measured
     assert MeasuredCosts(tmp_path, ignore, WithDevice(DEVICES["H100"]))(work(), THIS).measured
+
+
+def test_each_kind_of_device_has_its_own_costs_which_a_plan_uses_and_a_smaller_run_keeps(
+    measured, tmp_path, monkeypatch
+):
+    """Layers take three times as long on the slow one, so it gets a quarter of them."""
+
+    class Mixed(Backend):
+        def on_free_devices(self, task, cluster, devices, log, data=None):
+            if task.func is layer_costs.this_device:
+                return task()
+            factor = 3.0 if cluster.label == "slow" else 1.0
+            costs = tuple(replace(COST, forward_s=factor * 1e-3, backward_s=factor * 3e-3) for _ in range(8))
+            return [LayerMeasurements(costs, Link(1e-6, 1e12), 1000)] * devices
+
+    kinds = [
+        Cluster(2, size * GIB, "cpu", (Node(name, name, 2, 2, name),), name=name)
+        for name, size in (("fast", 4), ("slow", 5))
+    ]
+    asked = work(shape=replace(TINY, layers=6), replicas=2, remat="never")
+    report = plan_workload(asked, of_kinds(kinds), MeasuredCosts(tmp_path, ignore, Mixed()))
+    cells = dict(zip(report.plan.device_names, report.plan.layers_per_cell, strict=True))
+    assert cells == {"fast": 6, "slow": 2}
+    assert [node.device for node in report.placement.nodes] == report.plan.device_names * 2
+    assert {name: costs.seconds() for name, costs in report.found_costs.items()} == {
+        "fast": pytest.approx(8 * 5.5e-3), "slow": pytest.approx(8 * 13.5e-3),
+    }  # fmt: skip
+    assert "measured on slow, 2 processes" in report.layer_costs.source
+    assert "measured on fast, 2 processes" in report.layer_costs.source
+    (smaller, *_) = shrunk_to(report, 2, lambda: kinds[0])
+    assert smaller.pipeline.stages * smaller.pipeline.replicas == 2
 
 
 def test_remeasure_measures_costs_of_earlier_processes_once_more(measured, tmp_path, monkeypatch):

@@ -24,15 +24,14 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own f
 
 
 class Apart:
-    """A head with one device, and a node with one whose folder at ``private`` is a disk of its own."""
+    """A head with ``cores``, and a node with as many that sees what ``mount`` mounts."""
 
-    def __init__(self, private):
-        self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        mount = f"mount -t tmpfs none {private} && exec"
-        join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus=1 --block"
+    def __init__(self, mount, cores=1):
+        self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False})
+        join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus={cores} --block"
         self.node = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", f"{mount} {join}"], start_new_session=True, env=environment(), cwd="/",
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["unshare", "--mount", "sh", "-c", f"{mount} && exec {join}"], start_new_session=True, env=environment(),
+            cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         end = time.monotonic() + 60
         ray.init(address=self.cluster.address, log_to_driver=False)
@@ -54,7 +53,7 @@ class Apart:
 def apart(tmp_path):
     private = tmp_path / "work"
     private.mkdir()
-    made = Apart(private)
+    made = Apart(f"mount -t tmpfs none {private}")  # a disk of its own
     yield made
     made.end()
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from suite.errors import PlacementError
-from suite.pipeline.planning.placement import Node, place, shortage
+from suite.pipeline.planning.placement import Node, place, place_on_kinds, shortage
 
 
 def nodes_of(*free):
@@ -55,6 +55,28 @@ def test_no_node_is_overfull_ranks_stay_together_and_crossings_are_fewest(free, 
     assert all(used[node.id] <= node.free for node in nodes)
     assert len([node for node, _ in groupby(placement.ids)]) == len(used)  # as Ray Train counts ranks
     assert crossings(placement) == fewest(tuple(sorted(free)), stages, replicas)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.sampled_from("ab")), min_size=1, max_size=6),
+    st.lists(st.sampled_from("ab"), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_each_stage_gets_its_kind_of_device_or_the_kind_that_lacks_is_named(nodes, devices, replicas):
+    nodes = [Node(f"id{at}", f"node {at}", free, 8, kind) for at, (free, kind) in enumerate(nodes)]
+    free = Counter()
+    for node in nodes:
+        free[node.device] += node.free
+    lacking = [kind for kind in devices if free[kind] < devices.count(kind) * replicas]
+    if lacking:
+        with pytest.raises(PlacementError, match=f"devices {lacking[0]}, and {free[lacking[0]]} are free"):
+            place_on_kinds(nodes, devices, replicas)
+        return
+    placement = place_on_kinds(nodes, devices, replicas)
+    assert [node.device for node in placement.nodes] == devices * replicas
+    assert (placement.stages, placement.replicas) == (len(devices), replicas)
+    used = Counter(placement.ids)
+    assert all(used[node.id] <= node.free for node in nodes)
 
 
 def test_what_is_said_of_a_placement_is_what_it_is():

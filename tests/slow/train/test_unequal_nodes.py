@@ -1,0 +1,85 @@
+"""A run on two nodes with different processors, as far as they say: the plan gives each its stages."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launch.runs.store import RunFolder
+from launch.worker.heartbeat import read_heartbeats
+from suite.training.jsonl import read_lines
+from tests.faults.injection import VARIABLE, hook
+from tests.launch.command_line import command, environment, losses
+from tests.slow.storage_sync.test_apart import Apart
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="another processor for a node takes root's right to mount")
+
+MODEL = """
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from suite import TrainSpec
+
+SECONDS = 0.03 if "a slow processor" in Path("/proc/cpuinfo").read_text() else 0.01
+
+
+class Sleeps(nn.Linear):
+    def forward(self, x):
+        time.sleep(SECONDS)
+        return super().forward(x)
+
+
+def sleeps():
+    torch.manual_seed(3)
+    x = torch.randn(64, 6)
+    return TrainSpec(
+        layers=[Sleeps(6, 6) for _ in range(8)], loss=nn.MSELoss(), train=list(zip(x, x, strict=True)), batch_size=16,
+        steps=12, replicas=2, micro_batches=4, settings="pipeline.schedule=1f1b pipeline.remat=never",
+    )
+"""
+SETTINGS = "tracking.wandb=disabled train.threads=1 train.checkpoint_every=3"
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    own = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = ["model name : a slow processor" if line.startswith("model name") else line for line in own]
+    (tmp_path / "cpuinfo").write_text("\n".join(lines) + "\n")
+    made = Apart(f"mount --bind {tmp_path / 'cpuinfo'} /proc/cpuinfo", cores=2)
+    yield made
+    made.end()
+
+
+def experiment(folder, settings, **variables):
+    """Trains the model; returns the run."""
+    folder.mkdir()
+    (folder / "model.py").write_text(MODEL)
+    done = subprocess.run(
+        command("experiment", "model.py:sleeps", "--set", f"{SETTINGS} {settings}"), cwd=folder, text=True,
+        env=environment() | variables, capture_output=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = folder.glob("runs/*/*")
+    return run
+
+
+def test_each_kind_of_node_has_the_stages_that_suit_it_with_the_same_losses_also_after_a_death(nodes, tmp_path):
+    """Two replicas, each with a stage on each node: the ranks of a node do not follow one another."""
+    kill = hook([{"fault": "kill", "replica": 1, "stage": 0, "step": 7, "action": "B1"}])
+    run = experiment(tmp_path / "ray", "pipeline.stages=2", RAY_ADDRESS=nodes.cluster.address, **{VARIABLE: kill})
+    plan = json.loads((run / "plan.json").read_text())
+    devices = [stage["device"] for stage in plan["stages"]]
+    assert dict(zip(devices, plan["cells"], strict=True))["a slow processor"] == 2
+    beats = read_heartbeats(RunFolder(run).heartbeats, 2)
+    assert len({(beat.replica, beat.stage) for beat in beats}) == 4
+    first, second = ({beat.node for beat in beats if beat.stage == stage} for stage in (0, 1))
+    assert (len(first), len(second), len(first | second)) == (1, 1, 2)
+    ended = [line for line in read_lines(run / "attempts.jsonl") if "outcome" in line]
+    assert [line["outcome"] for line in ended] == ["failed", "done"]
+    assert (ended[0]["kind"], ended[0]["replica"], ended[0]["stage"]) == ("death", 1, 0)
+    assert losses(run) == losses(experiment(tmp_path / "here", "pipeline.stages=1"))
