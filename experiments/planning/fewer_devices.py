@@ -11,6 +11,7 @@ from experiments.base.workload import Measurable
 from experiments.planning.best import largest_shapes
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.single_plan import try_plan
+from experiments.planning.unequal import slowest
 from suite.errors import PlanError
 from suite.settings import AUTO
 
@@ -47,13 +48,13 @@ def shrunk_to(planned: PlanReport, devices: int, find_cluster: Callable[[], Clus
         yield work
     divisors = [count for count in range(1, asked.replicas + 1) if total % count == 0]
     most = {k: max(r for r in divisors if k * r <= devices) for k in range(1, min(devices, asked.stages) + 1)}
+
+    def found_costs(_: Measurable, kind: Cluster) -> LayerCosts:
+        """Those of the plan; of a kind that has come since, those of the slowest."""
+        return planned.found_costs.get(kind.label) or planned.found_costs[slowest(planned.found_costs)]
+
     for shapes in filter(None, largest_shapes(most)):
         cluster, plans = find_cluster(), []
-
-        def found_costs(_: Measurable, kind: Cluster) -> LayerCosts:
-            """Those of the plan; of a kind that has come since, those of the slowest."""
-            return planned.found_costs.get(kind.label) or max(planned.found_costs.values(), key=LayerCosts.seconds)
-
         for k, r in shapes:
             cells = asked.layers_per_cell if k == asked.stages else None
             changes = {"stages": k, "replicas": r, "micro_batches": total // r, "layers_per_cell": cells}

@@ -41,10 +41,6 @@ class LayerCosts:
     step_ratios: tuple[float, ...] = ()
     """Their measured over their planned steps."""
 
-    def seconds(self) -> float:
-        """Of all layers, for a micro-batch."""
-        return sum(cost.seconds for cost in self.costs)
-
 
 CostModel = Callable[[Measurable, Cluster], LayerCosts]
 

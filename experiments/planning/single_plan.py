@@ -16,7 +16,7 @@ from experiments.base.workload import Measurable
 from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts, reserved_bytes
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central, in_seconds
-from experiments.planning.unequal import on_unequal_devices
+from experiments.planning.unequal import on_unequal_devices, slowest, with_slowest_links
 from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.log import Log
@@ -178,13 +178,20 @@ def _try_plan_as_slowest(work: Experiment, cluster: Cluster, cost_model: CostMod
     """Returns the plan in which each device counts as one of the slowest, with the least memory: a replica may then
     have devices of any kind, and stage k of another replica one of another kind."""
     found = {kind.label: cost_model(work, kind) for kind in cluster.parts}
-    slowest = max(cluster.parts, key=lambda kind: found[kind.label].seconds())
-    memory, own = min(kind.bytes_per_device for kind in cluster.parts), found[slowest.label]
-    equal = replace(slowest, devices=cluster.devices, bytes_per_device=memory, nodes=cluster.nodes)
-    machine = replace(own.machine, memory_limit_bytes=memory)
-    costs = replace(cost_model(work, cluster), costs=own.costs, machine=machine, device=own.device)
+    name = slowest(found)
+    memory, own = min(kind.bytes_per_device for kind in cluster.parts), found[name]
+    (kind,) = [kind for kind in cluster.parts if kind.label == name]
+    equal = replace(kind, devices=cluster.devices, bytes_per_device=memory, nodes=cluster.nodes)
+    whole = cost_model(work, cluster)
+    machine = with_slowest_links(whole.machine, [each.machine for each in found.values()])
+    costs = replace(
+        whole,
+        costs=tuple(most.with_seconds_of(timed) for most, timed in zip(whole.costs, own.costs, strict=True)),
+        machine=replace(machine, memory_limit_bytes=memory),
+        device=own.device,
+    )
     planned = _try_plan_on(work, equal, lambda *_: costs)
-    note = f"all devices count as {slowest.label}, the slowest"
+    note = f"all devices count as {name}, the slowest"
     return replace(planned, cluster=cluster, found_costs=found, notes=(*planned.notes, note))
 
 

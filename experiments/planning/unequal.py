@@ -11,7 +11,8 @@ Inside a node all links count as those of the slowest kind in use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -29,6 +30,11 @@ from suite.pipeline.planning.simulate import Link
 
 OTHER_SCHEDULES = ("auto", "csv", "search")
 """The values of ``pipeline.schedule`` for whose memory 1F1B stands."""
+
+
+def slowest(found: Mapping[str, LayerCosts]) -> str:
+    """Returns the kind of device on which a micro-batch takes longest."""
+    return max(found, key=lambda kind: sum(cost.seconds for cost in found[kind].costs))
 
 
 def on_unequal_devices(
@@ -58,10 +64,28 @@ def on_unequal_devices(
         stages = fit.choose_devices(devices, in_memory=False)
     names = [stage.name for stage in stages]
     used = [one.machine for kind, one in kinds if kind.label in names]
-    machine = replace(
-        machine,
-        stages=stages,
-        link=min((one.link for one in used if isinstance(one.link, Link)), key=lambda link: link.bytes_per_s),
-        reduce_bytes_per_s=min(one.reduce_bytes_per_s for one in used),
-    )
-    return machine, place_on_kinds(cluster.nodes, names, pipeline.replicas)
+    placement = place_on_kinds(cluster.nodes, names, pipeline.replicas)
+    machine = replace(with_slowest_links(machine, used), stages=stages)
+    if cluster.kind == "cpu" and cluster.device is None:
+        machine = _with_shares_of_hosts(machine, placement, cluster, work)
+    return machine, placement
+
+
+def with_slowest_links(machine: Machine, others: Sequence[Machine]) -> Machine:
+    """Returns a machine with the slowest links of others."""
+    links = [other.link for other in others if isinstance(other.link, Link)]
+    reduce = min(other.reduce_bytes_per_s for other in others)
+    return replace(machine, link=min(links, key=lambda link: link.bytes_per_s), reduce_bytes_per_s=reduce)
+
+
+def _with_shares_of_hosts(machine: Machine, placement: Placement, cluster: Cluster, work: Experiment) -> Machine:
+    """Returns a machine in which the workers of a node share all of its memory, and not only that of their cores."""
+    used, each = Counter(placement.ids), {kind.label: kind.bytes_per_device for kind in cluster.parts}
+    shares = [
+        min(each[node.device] * node.total // used[node.id] for node in placement.nodes[stage :: placement.stages])
+        for stage in range(placement.stages)
+    ]
+    limits = [share - reserved_bytes(work, cluster, share) for share in shares]
+    stages = [replace(stage, memory_limit_bytes=limit) for stage, limit in zip(machine.stages, limits, strict=True)]
+    reserve = max(shares) - max(limits)
+    return replace(machine, stages=tuple(stages), memory_limit_bytes=max(limits), reserve=reserve)

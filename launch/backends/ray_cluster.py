@@ -61,7 +61,7 @@ class RayClusterBackend(Backend):
         found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
         self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
         names = {node.id: self._devices[node.id].name for node in nodes}
-        self._connection.device_names = names
+        self._connection.device_names |= names
         nodes = tuple(replace(node, device=names[node.id]) for node in nodes)
         links = read_links(CACHE, name)
 
@@ -89,15 +89,15 @@ class RayClusterBackend(Backend):
     def on_free_devices(
         self, task: Callable[[], Result], cluster: Cluster, devices: int, log: Log, data: Path | None = None
     ) -> Result:
-        """On the cluster's node with the most free devices, in at most MEASURING_S."""
-        ids = {node.id for node in cluster.nodes}
+        """On the node of the cluster's kind that has the most free devices, in at most MEASURING_S."""
+        ids = {node.id for node in cluster.nodes if node.device == cluster.name}
 
         def find() -> Node:
             nodes = [node for node in self._connection.nodes(cluster.kind.upper()) if node.id in ids]
             node = max(nodes, key=lambda node: node.free, default=None)
             if node is not None and node.free >= devices:
                 return node
-            available = f"{node.free} are free on {node.name}, the most of all nodes" if node else "no node answers"
+            available = f"{node.free} are free on {node.name}, the most of these nodes" if node else "no node answers"
             raise BusyError(f"measuring needs {devices} devices on one node, and {available}")
 
         node = wait_for_devices(find, MEASURING_S, log, "; try again when devices are free")

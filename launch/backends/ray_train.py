@@ -103,7 +103,8 @@ class RayTrainLauncher:
         """Returns the previous attempt's agents if they can be reused, otherwise new ones."""
         if self._can_reuse_agents(attempt.workers):
             assert self._agents is not None
-            return self._agents
+            if self._agents.stage_devices == attempt.stage_devices:
+                return self._agents
         self._release()
         placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas, attempt.stage_devices)
         checkpoints = checkpoint_location(attempt.run, experiment)
@@ -152,7 +153,7 @@ class RayTrainLauncher:
                 return place(nodes, stages, replicas), len(nodes)
             except PlacementError as error:
                 if stage_devices and sum(node.free for node in nodes) >= stages * replicas:
-                    raise BusyError(f"{error}; a resume plans anew, for the devices that there are then") from None
+                    raise BusyError(str(error)) from None
                 busy = sum(node.total for node in nodes) >= stages * replicas
                 missing = shortage(nodes, stages, replicas, self._kind)
                 raise (BusyError if busy else PlacementError)(missing) from None

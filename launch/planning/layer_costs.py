@@ -39,7 +39,7 @@ from suite.pipeline.planning.profile import COPIES
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 10
+VERSION = 11
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()
@@ -69,19 +69,16 @@ class MeasuredCosts:
         """Returns the costs, measured in as many concurrent processes as the run has workers on a node."""
         if cluster.device is not None:
             return estimated_costs(work, cluster)
-        if cluster.parts:  # for memory, of which the largest has the most; each kind has its own seconds
-            found = {kind.label: self(work, kind) for kind in cluster.parts}
-            history = self.cache / f"steps-{_digest(*found)}.jsonl"
-            source = " and ".join(costs.source for costs in found.values())
-            measured = all(costs.measured for costs in found.values())
-            own = replace(found[cluster.label], source=source, measured=measured)
-            return replace(own, history=history, step_ratios=ratios(history))
+        if cluster.parts:
+            return self._of_all_kinds(work, cluster)
         # at least two if there is a link to measure; processes can share a core
         largest = max((node.total for node in cluster.nodes), default=2)
         least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
         workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _workers_per_node(work, cluster)))
         threads = work.threads or max(1, _cores(cluster) // workers)
         device = cluster.name or f"this machine's {cpu_model()} ({cpu_limit()} cores)"
+        if cluster.nodes and cluster.kind == "cpu":  # processors of one name may differ
+            device = f"{device} of {cluster.nodes[0].name}"
         path = self.cache / f"{_digest(work.key(), device, workers, threads)}.json"
         history = self.cache / f"steps-{_digest(device)}.jsonl"
         costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))
@@ -109,6 +106,21 @@ class MeasuredCosts:
             record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
         record.write(path)
         return costs_with(costs, machine, f"measured on {where}, {record.conditions}")
+
+    def _of_all_kinds(self, work: Measurable, cluster: Cluster) -> LayerCosts:
+        """Returns the most bytes of all kinds of devices. The seconds are their mean: a plan has those of each kind."""
+        found = {kind.label: self(work, kind) for kind in cluster.parts}
+        history = self.cache / f"steps-{_digest(*sorted(found))}.jsonl"
+        largest, process_bytes = found[cluster.label], max(own.machine.process_bytes for own in found.values())
+        return replace(
+            largest,
+            costs=tuple(map(_combine_layer, zip(*(own.costs for own in found.values()), strict=True))),
+            machine=replace(largest.machine, process_bytes=process_bytes),
+            source=" and ".join(own.source for own in found.values()),
+            measured=all(own.measured for own in found.values()),
+            history=history,
+            step_ratios=ratios(history),
+        )
 
 
 def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path) -> list[LayerMeasurements]:

@@ -167,7 +167,8 @@ class Supervisor:
                 f"available. When they are back, `{resume_command(self._attempt.run)}` continues from the latest "
                 f"checkpoint; with {option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
-        if available == requested == self._attempt.workers:
+        # of equal devices, any will do
+        if available == requested == self._attempt.workers and not self._attempt.stage_devices:
             return
         before = self._experiment.pipeline
         self._experiment, self._plan, self._attempt = self._replan(available)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
@@ -42,6 +43,7 @@ from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
+from suite.pipeline.planning.placement import place_on_kinds
 from suite.pipeline.schedule.timeline import text
 from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
@@ -155,22 +157,37 @@ class CurrentRun:
         without a plan that fits."""
         requested = self._requested
         for experiment in shrunk_to(requested, devices, self._session.backend.cluster):
-            is_shrunk = experiment.pipeline != requested.experiment.pipeline
+            if experiment.pipeline != requested.experiment.pipeline and not requested.experiment.train.elastic:
+                break
             try:
-                planned = self._session.plan(experiment) if is_shrunk else requested
+                planned = self._planned(experiment)
             except PlanError:
                 continue
-            if experiment.pipeline != self.planned.experiment.pipeline:
+            if planned is not self.planned:
                 self.planned, self.plan = planned, _run_plan(self._session, planned)
-                self.attempt = replace(self.attempt, workers=_workers(experiment), shrunk=is_shrunk)
-                self.attempt = replace(self.attempt, stage_devices=_stage_devices(planned))
-                if is_shrunk:
+                workers, is_other = _workers(experiment), planned is not requested
+                self.attempt = replace(
+                    self.attempt, workers=workers, shrunk=is_other, stage_devices=_stage_devices(planned)
+                )
+                if is_other:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
             return experiment, self.plan, self.attempt
         raise PlacementError(
             f"{devices} devices are left, and no plan of {requested.experiment.name} fits them; when more devices are "
             f"back, `{resume_command(self.run)}` continues from the latest checkpoint"
         )
+
+    def _planned(self, experiment: Experiment) -> PlanReport:
+        """Returns the plan of a run: the requested or the current one, if the kinds of devices for it are there; else a
+        new one."""
+        for planned in (self._requested, self.planned):
+            devices, pipeline = _stage_devices(planned), planned.experiment.pipeline
+            if pipeline == experiment.pipeline:
+                with suppress(PlacementError):
+                    if devices:
+                        place_on_kinds(self._session.backend.cluster().nodes, devices, pipeline.replicas)
+                    return planned
+        return self._session.plan(experiment)
 
 
 def _note(experiment: Experiment) -> str:

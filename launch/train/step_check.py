@@ -40,13 +40,16 @@ class StepCheck:
             note(planned.layer_costs.history, planned.step_s, step_s)
         if not disagree(step_s, planned.step_s):
             return
-        for found in planned.found_costs.values():
+        kinds = {stage.name for stage in planned.layer_costs.machine.stages} or planned.found_costs
+        for kind in kinds:
+            found = planned.found_costs[kind]
             record = CostRecord.read(found.file) if found.file is not None else None
             if record is None or record.costs != found.costs:
                 continue
             difference = (
                 f"a step takes {in_seconds(step_s)} (median of {STEPS}), the plan predicts "
-                f"{in_seconds(planned.step_s)}; the layer costs were measured at {record.conditions}"
+                f"{in_seconds(planned.step_s)}; the layer costs{f' of {kind}' if kind else ''} were measured at "
+                f"{record.conditions}"
             )
             if record.confirmed:
                 kept = "twice with the same result, so they are kept: the difference has another cause"

@@ -36,7 +36,7 @@ class Attempt:
     checkpoint_step: int | None = None
     """Step of the checkpoint to resume from; later ones are abandoned. None: the newest valid one."""
     shrunk: bool = False
-    """Whether the run has fewer devices than requested."""
+    """Whether the run has another plan than requested, because devices were lost."""
     owner: str = ""
     """The driver, by a text that no other has (``suite.training.checkpoint.ownership``)."""
     working_dir: Path | None = None

@@ -4,9 +4,9 @@ nodes      a: 4 free         b: 3 free       c: 1 free
 ranks      0 1 2 3           4 5 6           7             K = 4, R = 2: replica 1 crosses from b to c once
 replica    0 0 0 0           1 1 1           1
 
-Ranks of a node are consecutive, so a placement is a row of nodes, divided into replicas every K workers. This is no
-restriction: nodes that share replicas form a tree, and a tree has as many crossings as a row. Where stages need certain
-devices, each kind of device has such a row of its own.
+Ranks of a node are consecutive where devices are equal, so a placement is a row of nodes, divided into replicas every K
+workers. This is no restriction: nodes that share replicas form a tree, and a tree has as many crossings as a row. Where
+stages need certain kinds of devices, each kind has such a row, and its ranks lie between those of others.
 """
 
 from __future__ import annotations
@@ -112,11 +112,11 @@ def place_on_kinds(nodes: Sequence[Node], devices: Sequence[str], replicas: int)
     rows: dict[str, Iterator[Node]] = {}
     for device in dict.fromkeys(devices):
         own, count = [node for node in nodes if node.device == device], devices.count(device)
-        free = sum(node.free for node in own)
+        free, total = sum(node.free for node in own), sum(node.total for node in own)
         if free < count * replicas:
             raise PlacementError(
                 f"{count} of K = {len(devices)} stages x R = {replicas} replicas are planned on {count * replicas} "
-                f"devices {device}, and {free} are free"
+                f"devices {device}; {free} of the cluster's {total} are free"
             )
         rows[device] = iter(place(own, count, replicas).nodes)
     return Placement(tuple(next(rows[device]) for _ in range(replicas) for device in devices), len(devices))

@@ -52,8 +52,6 @@ def test_best_plans_use_several_kinds() -> None:
     plans = best_plans(translation(WIDE), MIXED, estimated_costs, "pipeline.micro_batches=8")
     assert plans == sorted(plans, key=lambda report: report.step_s)
     assert any(len({stage.name for stage in report.plan.machine.stages}) == 2 for report in plans)
-    shapes = [(report.plan.pipeline.stages, report.plan.pipeline.replicas) for report in plans]
-    assert all(stages * replicas <= 8 for stages, replicas in shapes)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

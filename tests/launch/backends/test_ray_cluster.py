@@ -26,7 +26,9 @@ def backend(monkeypatch):
     def make(names):
         made = RayClusterBackend()
         nodes = [Node(name, f"node {name}", 0, GPUS[name].devices) for name in names]
-        made._connection = SimpleNamespace(kind=lambda: "GPU", nodes=lambda kind: nodes, name=lambda: "c", nodes_=nodes)
+        made._connection = SimpleNamespace(
+            kind=lambda: "GPU", nodes=lambda kind: nodes, name=lambda: "c", nodes_=nodes, device_names={}
+        )
         return made
 
     monkeypatch.setattr(ray_cluster, "run_on_all", lambda nodes, *_, **__: {node: GPUS[node.id] for node in nodes})

@@ -21,7 +21,7 @@ from suite.pipeline.planning.placement import Node, place
 class FakeAgents:
     def __init__(self, *given):
         self.alive, self.workers, self.send_files, self.ended = True, 2, False, False
-        self.ranks = []
+        self.ranks, self.stage_devices = [], given[0].stage_devices if given else ()
 
     def end(self):
         self.ended = True
@@ -64,6 +64,14 @@ def test_an_attempt_reuses_the_agents_of_the_previous_one(session):
     assert not first.ended
 
 
+def test_agents_on_other_kinds_of_devices_are_not_reused(session):
+    agents = session.begin()
+    session.nodes[:] = [Node("1", "a", 1, 1, "fast"), Node("2", "b", 1, 1, "slow")]
+    session.attempt.stage_devices = ("slow", "fast")
+    assert session.begin() is not agents
+    assert agents.ended
+
+
 def test_agents_that_ended_are_not_reused(session):
     agents = session.begin()
     agents.alive = False
@@ -86,7 +94,7 @@ def test_a_kind_of_device_that_lacks_is_named(session):
     session.nodes[:] = [Node("1", "a", 3, 3, "fast"), Node("2", "b", 1, 1, "slow")]
     session.experiment.pipeline.replicas = 2
     session.attempt.stage_devices = ("slow", "fast")
-    with pytest.raises(BusyError, match=r"1 of K = 2 stages .* on 2 devices slow, and 1 are free; a resume plans anew"):
+    with pytest.raises(BusyError, match=r"1 of K = 2 stages .* on 2 devices slow; 1 of the cluster's 1 are free"):
         session.begin()
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,11 +10,14 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.fewer_devices import shrunk_to
 from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.registry import find
+from launch.runs.store import RunFolder
 from launch.supervision.attempt_log import AttemptLog
 from launch.supervision.failure import Cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
+from launch.train.session import CurrentRun
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
+from suite.errors import PlacementError
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 
@@ -91,6 +95,36 @@ def test_a_run_shrinks_to_its_fastest_shape_with_its_mini_batch_and_micro_batche
     assert set(shapes[2:]) == {(1, 1, 8), (2, 1, 8), (3, 1, 8)}
     assert set(sizes(planned, 2)[:2]) == {(1, 2, 4), (2, 1, 8)}
     assert sizes(planned, 0) == []
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_run_keeps_its_plan_while_its_kinds_of_devices_are_there_and_else_gets_another(tmp_path, elastic):
+    this = Cluster(2, 2**33, "cpu")
+    whole, equal, few = (parse_cluster(text, this) for text in ("2xH100+4xP100", "4xP100", "3xP100"))
+    wide = f"model.width=1024 model.feed_forward=4096 train.elastic={elastic} pipeline.micro_batches=2"
+    work = find("t24_1_3b_wide").at_laptop_scale(this).with_settings(f"{wide} pipeline.stages=2 pipeline.replicas=2")
+    planned, there = try_plan(work, whole, estimated_costs), [whole]
+    session = SimpleNamespace(
+        backend=SimpleNamespace(cluster=lambda: there[0]), is_brief=True,
+        plan=lambda asked: try_plan(asked, there[0], estimated_costs),
+    )  # fmt: skip
+    current = CurrentRun(session, RunFolder(tmp_path), planned, False, None)
+    before = current.attempt
+    assert sorted(before.stage_devices) == ["H100", "P100"]
+    assert current.fitted_to(4) == (work, current.plan, before)
+    there[0] = equal
+    _, plan, attempt = current.fitted_to(4)
+    assert (attempt.workers, attempt.shrunk, attempt.stage_devices) == (4, True, ())
+    assert plan.cells != tuple(planned.plan.layers_per_cell)
+    assert RunPlan.read(attempt.input_files[1]) == plan
+    there[0] = few
+    if elastic:
+        assert current.fitted_to(3)[2].workers == 2
+    else:
+        with pytest.raises(PlacementError, match="3 devices are left"):
+            current.fitted_to(3)
+    there[0] = whole
+    assert current.fitted_to(4)[2] == before
 
 
 def test_a_schedule_from_a_file_does_not_shrink(tmp_path):

@@ -64,12 +64,15 @@ def test_no_node_is_overfull_ranks_stay_together_and_crossings_are_fewest(free, 
 )
 def test_each_stage_gets_its_kind_of_device_or_the_kind_that_lacks_is_named(nodes, devices, replicas):
     nodes = [Node(f"id{at}", f"node {at}", free, 8, kind) for at, (free, kind) in enumerate(nodes)]
-    free = Counter()
+    free, total = Counter(), Counter()
     for node in nodes:
         free[node.device] += node.free
+        total[node.device] += node.total
     lacking = [kind for kind in devices if free[kind] < devices.count(kind) * replicas]
     if lacking:
-        with pytest.raises(PlacementError, match=f"devices {lacking[0]}, and {free[lacking[0]]} are free"):
+        with pytest.raises(
+            PlacementError, match=f"devices {lacking[0]}; {free[lacking[0]]} of the cluster's {total[lacking[0]]} "
+        ):
             place_on_kinds(nodes, devices, replicas)
         return
     placement = place_on_kinds(nodes, devices, replicas)
