@@ -106,6 +106,7 @@ def of_kinds(kinds: Sequence[Cluster]) -> Cluster:
     return replace(
         max(kinds, key=lambda kind: kind.bytes_per_device),
         devices=sum(kind.devices for kind in kinds),
+        has_bf16=all(kind.has_bf16 for kind in kinds),
         nodes=tuple(node for kind in kinds for node in kind.nodes),
         parts=tuple(kinds),
     )

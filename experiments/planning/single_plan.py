@@ -106,8 +106,15 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> Plan
     """Returns the plan for given micro-batches; of several kinds of devices the fastest over their orders, and without
     any, where all count as the slowest."""
     stages, replicas = work.pipeline.stages, work.pipeline.replicas
-    if not cluster.parts or cluster.devices < stages * replicas:
+    if not cluster.parts or cluster.devices < stages * replicas or row_errors(work) or work.trial_errors():
         return _try_plan_on(work, cluster, cost_model)
+    try:
+        for kind in cluster.parts:  # a kind that cannot be measured ends all tries
+            cost_model(work, kind)
+    except BusyError:
+        raise
+    except PlacementError as error:
+        raise PlanError([str(error)]) from None
     holds = sum(kind.devices // replicas for kind in cluster.parts) >= stages
     orders = permutations(cluster.parts) if holds else ()
     tries: list[Callable[[], PlanReport]] = [

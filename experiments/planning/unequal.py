@@ -48,8 +48,12 @@ def on_unequal_devices(
     cluster in the order of the stages, with their layer costs; ``costs`` count for memory. They must hold the stages of
     all replicas."""
     pipeline, devices = work.pipeline, []
+    workers, has_hosts = pipeline.stages * pipeline.replicas, cluster.kind == "cpu" and cluster.device is None
     for kind, layer_costs in kinds:
-        limit = kind.bytes_per_device - reserved_bytes(work, kind, kind.bytes_per_device)
+        share = kind.bytes_per_device
+        if has_hosts:  # at least this, with all workers on one node
+            share = min(share * node.total // min(node.total, workers) for node in kind.nodes)
+        limit = share - reserved_bytes(work, kind, share)
         device = StageDevice(kind.label, limit, layer_costs.costs)
         devices += [device] * (kind.devices // pipeline.replicas)
     is_plain = pipeline.virtual_stages == 1 and pipeline.schedule not in OTHER_SCHEDULES
@@ -66,7 +70,7 @@ def on_unequal_devices(
     used = [one.machine for kind, one in kinds if kind.label in names]
     placement = place_on_kinds(cluster.nodes, names, pipeline.replicas)
     machine = replace(with_slowest_links(machine, used), stages=stages)
-    if cluster.kind == "cpu" and cluster.device is None:
+    if has_hosts:
         machine = _with_shares_of_hosts(machine, placement, cluster, work)
     return machine, placement
 

@@ -72,7 +72,7 @@ class RayClusterBackend(Backend):
                 nodes=tuple(own),
                 network=links.between_nodes if links else None,
                 reduction=links.all_reduce if links else None,
-                has_bf16=all(self._devices[node.id].has_bf16 for node in nodes),
+                has_bf16=all(self._devices[node.id].has_bf16 for node in own),
             )
 
         kinds = dict.fromkeys(names.values())

@@ -78,7 +78,7 @@ class MeasuredCosts:
         threads = work.threads or max(1, _cores(cluster) // workers)
         device = cluster.name or f"this machine's {cpu_model()} ({cpu_limit()} cores)"
         if cluster.nodes and cluster.kind == "cpu":  # processors of one name may differ
-            device = f"{device} of {cluster.nodes[0].name}"
+            device = f"{device} of {min(node.name for node in cluster.nodes)}"
         path = self.cache / f"{_digest(work.key(), device, workers, threads)}.json"
         history = self.cache / f"steps-{_digest(device)}.jsonl"
         costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))
@@ -110,16 +110,17 @@ class MeasuredCosts:
     def _of_all_kinds(self, work: Measurable, cluster: Cluster) -> LayerCosts:
         """Returns the most bytes of all kinds of devices. The seconds are their mean: a plan has those of each kind."""
         found = {kind.label: self(work, kind) for kind in cluster.parts}
-        history = self.cache / f"steps-{_digest(*sorted(found))}.jsonl"
+        measured = all(own.measured for own in found.values())
+        history = self.cache / f"steps-{_digest(*sorted(found))}.jsonl" if measured else None
         largest, process_bytes = found[cluster.label], max(own.machine.process_bytes for own in found.values())
         return replace(
             largest,
             costs=tuple(map(_combine_layer, zip(*(own.costs for own in found.values()), strict=True))),
             machine=replace(largest.machine, process_bytes=process_bytes),
             source=" and ".join(own.source for own in found.values()),
-            measured=all(own.measured for own in found.values()),
+            measured=measured,
             history=history,
-            step_ratios=ratios(history),
+            step_ratios=ratios(history) if history is not None else (),
         )
 
 

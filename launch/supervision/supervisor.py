@@ -167,10 +167,10 @@ class Supervisor:
                 f"available. When they are back, `{resume_command(self._attempt.run)}` continues from the latest "
                 f"checkpoint; with {option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
-        # of equal devices, any will do
-        if available == requested == self._attempt.workers and not self._attempt.stage_devices:
+        is_whole = available == requested == self._attempt.workers
+        if is_whole and not (self._attempt.shrunk or self._attempt.stage_devices):  # of equal devices, any will do
             return
-        before = self._experiment.pipeline
+        before, plan = self._experiment.pipeline, self._plan
         self._experiment, self._plan, self._attempt = self._replan(available)
         now = self._experiment.pipeline
         if now != before:
@@ -179,6 +179,8 @@ class Supervisor:
                 f"R {before.replicas} -> {now.replicas}, M {before.micro_batches} -> {now.micro_batches}; "
                 "the mini-batch is unchanged"
             )
+        elif self._plan != plan:
+            self._log(f"on other kinds of devices, with other cells: {plan.cells} -> {self._plan.cells} layers")
 
 
 def _content(path: Path) -> bytes | None:

@@ -38,7 +38,7 @@ from launch.train.summary import describe_best, describe_losses, describe_scores
 from launch.watching.report import update_page
 from launch.worker.attempt import Attempt, draft_of, run_logger, threads_of
 from launch.worker.run_plan import RunPlan
-from suite.errors import PlacementError, PlanError, typed_line
+from suite.errors import PlacementError, PlanError, SuiteError, typed_line
 from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
 from suite.pipeline.planning.devices import GIB
@@ -155,13 +155,14 @@ class CurrentRun:
     def fitted_to(self, devices: int) -> tuple[Experiment, RunPlan, Attempt]:
         """Returns the run as requested, otherwise as it is fastest on ``devices`` devices. Raises PlacementError
         without a plan that fits."""
-        requested = self._requested
+        requested, fault = self._requested, ""
         for experiment in shrunk_to(requested, devices, self._session.backend.cluster):
             if experiment.pipeline != requested.experiment.pipeline and not requested.experiment.train.elastic:
                 break
             try:
                 planned = self._planned(experiment)
-            except PlanError:
+            except PlanError as error:
+                fault = fault or f" ({error.errors[0]})"
                 continue
             if planned is not self.planned:
                 self.planned, self.plan = planned, _run_plan(self._session, planned)
@@ -173,21 +174,28 @@ class CurrentRun:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
             return experiment, self.plan, self.attempt
         raise PlacementError(
-            f"{devices} devices are left, and no plan of {requested.experiment.name} fits them; when more devices are "
+            f"{devices} devices are left, and no plan of {requested.experiment.name} fits them{fault}; when others are "
             f"back, `{resume_command(self.run)}` continues from the latest checkpoint"
         )
 
     def _planned(self, experiment: Experiment) -> PlanReport:
         """Returns the plan of a run: the requested or the current one, if the kinds of devices for it are there; else a
-        new one."""
-        for planned in (self._requested, self.planned):
-            devices, pipeline = _stage_devices(planned), planned.experiment.pipeline
-            if pipeline == experiment.pipeline:
-                with suppress(PlacementError):
-                    if devices:
-                        place_on_kinds(self._session.backend.cluster().nodes, devices, pipeline.replicas)
-                    return planned
-        return self._session.plan(experiment)
+        new one. Raises PlanError if none fits."""
+        plans = [each for each in (self._requested, self.planned) if each.experiment.pipeline == experiment.pipeline]
+        return next(filter(self._has_devices, plans), None) or self._session.plan(experiment)
+
+    def _has_devices(self, planned: PlanReport) -> bool:
+        """Whether the kinds of devices for a plan are there. If a node does not answer, the launcher will say so."""
+        if not (devices := _stage_devices(planned)):
+            return True
+        try:
+            nodes = self._session.backend.cluster().nodes
+        except SuiteError:
+            return True
+        with suppress(PlacementError):
+            place_on_kinds(nodes, devices, planned.experiment.pipeline.replicas)
+            return True
+        return False
 
 
 def _note(experiment: Experiment) -> str:

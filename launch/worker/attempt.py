@@ -64,7 +64,7 @@ class Attempt:
 
     @property
     def input_files(self) -> tuple[Path, Path]:
-        """The files of the experiment and of the plan: on fewer devices than requested, the shrunk ones; while a
+        """The files of the experiment and of the plan: of a run that lost devices, the shrunk ones; while a
         resumed run starts, their drafts."""
         if self.shrunk:
             return self.run.shrunk, self.run.shrunk_plan

@@ -117,6 +117,7 @@ def test_a_run_keeps_its_plan_while_its_kinds_of_devices_are_there_and_else_gets
     assert (attempt.workers, attempt.shrunk, attempt.stage_devices) == (4, True, ())
     assert plan.cells != tuple(planned.plan.layers_per_cell)
     assert RunPlan.read(attempt.input_files[1]) == plan
+    assert current.fitted_to(4)[2] is attempt
     there[0] = few
     if elastic:
         assert current.fitted_to(3)[2].workers == 2

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,13 @@ class Apart:
             time.sleep(0.2)
         ray.shutdown()
 
+    def lose(self):
+        os.killpg(self.node.pid, signal.SIGKILL)
+        self.node.wait()
+
     def end(self):
-        os.killpg(self.node.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(self.node.pid, signal.SIGTERM)
         try:
             self.node.wait(20)
         except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from launch.runs.store import RunFolder
 from launch.worker.heartbeat import read_heartbeats
 from suite.training.jsonl import read_lines
+from suite.training.metrics import read_steps
 from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import command, environment, losses
 from tests.slow.storage_sync.test_apart import Apart
@@ -55,15 +57,21 @@ def nodes(tmp_path):
     made.end()
 
 
-def experiment(folder, settings, **variables):
-    """Trains the model; returns the run."""
+def experiment(folder, settings, meanwhile=bool, **variables):
+    """Trains the model, and calls ``meanwhile`` after the fifth step; returns the run."""
     folder.mkdir()
     (folder / "model.py").write_text(MODEL)
-    done = subprocess.run(
-        command("experiment", "model.py:sleeps", "--set", f"{SETTINGS} {settings}"), cwd=folder, text=True,
-        env=environment() | variables, capture_output=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    with (folder / "printed").open("w") as printed:
+        process = subprocess.Popen(
+            command("experiment", "model.py:sleeps", "--set", f"{SETTINGS} {settings}"), cwd=folder,
+            env=environment() | variables, stdout=printed, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        while process.poll() is None and not any(
+            len(read_steps(path)) > 4 for path in folder.glob("runs/*/*/metrics.jsonl")
+        ):
+            time.sleep(0.1)
+        meanwhile()
+        assert process.wait(300) == 0, (folder / "printed").read_text()
     (run,) = folder.glob("runs/*/*")
     return run
 
@@ -83,3 +91,17 @@ def test_each_kind_of_node_has_the_stages_that_suit_it_with_the_same_losses_also
     assert [line["outcome"] for line in ended] == ["failed", "done"]
     assert (ended[0]["kind"], ended[0]["replica"], ended[0]["stage"]) == ("death", 1, 0)
     assert losses(run) == losses(experiment(tmp_path / "here", "pipeline.stages=1"))
+
+
+def test_a_run_that_loses_a_kind_of_node_goes_on_with_the_other(nodes, tmp_path):
+    run = experiment(
+        tmp_path / "ray", "pipeline.stages=2 train.elastic=true train.steps=60", nodes.lose,
+        RAY_ADDRESS=nodes.cluster.address,
+    )  # fmt: skip
+    ended = [line for line in read_lines(run / "attempts.jsonl") if "outcome" in line]
+    assert [line["outcome"] for line in ended] == ["failed", "done"]
+    assert ended[0]["kind"] == "node"
+    shrunk = json.loads((run / "shrunk.json").read_text())
+    assert shrunk["K"] * shrunk["R"] == 2
+    assert {stage["device"] for stage in shrunk["stages"]} == {None}
+    assert len(losses(run)) == 60
