@@ -47,7 +47,7 @@ BUDGETS = {
     "suite/decoding": 477,
     "suite/evaluation": 449,
     "suite/pipeline/model": 947,
-    "suite/pipeline/planning": 4117,
+    "suite/pipeline/planning": 4120,
     "suite/pipeline/runtime": 2495,
     "suite/pipeline/schedule": 1641,
     "suite/training": 3937,

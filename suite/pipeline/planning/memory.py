@@ -239,8 +239,10 @@ class MemoryModel:
         )
         in_flight, graphs = self.in_flight, max(1, self.in_flight.graphs)
         flow = in_flight.flow
-        neighbours = [max(most) for (source, target), most in in_flight.waiting.items() if target == source + 1]
-        sends = min(max(flow.max_inflight_sends, *neighbours, 0), self._micro_batches)
+        neighbours = [pair for pair in in_flight.waiting if pair[1] == pair[0] + 1]
+        waiting = max((self._waiting(pair, direction) for pair in neighbours for direction in (0, 1)), default=0)
+        most = max((max(in_flight.waiting[pair]) for pair in neighbours), default=0)
+        sends = min(max(flow.max_inflight_sends, most), self._micro_batches)
         # each replaces the inputs that its B frees
         returned = min(flow.max_inflight_sends, self._micro_batches - 1)
         filling = (graphs - 1) * activations + np.maximum(forward, graph)
@@ -250,11 +252,12 @@ class MemoryModel:
         draining = np.maximum((graphs - 1) * activations + graph, graphs * activations + backward)
         gradients = min(flow.recvs_ahead(-1) + 1, self._micro_batches)
         messages = gradients * received + self._far(begin, end) + self._far_back[begin]
+        # what waits for a cell of the same stage does so beside what is sent to another stage
         if in_flight.fill_then_drain:
-            messages = messages + sends * sent + returned * np.maximum(0, sent_back - inputs)
+            messages = messages + sends * sent + returned * np.maximum(0, sent_back - inputs) + waiting * sent_back
         else:
             larger, smaller = np.maximum(sent, sent_back), np.minimum(sent, sent_back)
-            others = min(flow.max_inflight_sends - sends, self._micro_batches)
+            others = max(min(flow.max_inflight_sends - sends, self._micro_batches), waiting)
             messages = messages + sends * larger + others * smaller
         if in_flight.deferred:
             messages = messages + in_flight.deferred * deferred + np.maximum(0, deferred - activations)

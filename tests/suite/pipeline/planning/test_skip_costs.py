@@ -3,13 +3,16 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, MessageCost, SkipCost, SkipInput, message_costs, skip_costs
 from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
+from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import flow_control
 from suite.pipeline.schedule.remat import UNLIMITED
@@ -124,6 +127,21 @@ def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graph
         mine = [replace(action, virtual_stage=0) for action in own if action.virtual_stage == virtual_stage]
         peak = peak_bytes(mine, sizes.in_partition(cells, at), flow=flow)
         assert sizes.peak_upper_bound(cell[0], cell[-1] + 1) >= peak
+
+
+@pytest.mark.parametrize(("micro_batches", "order", "more"), [(5, "FRIW", 1), (1, "FRB", 0)])
+def test_what_waits_for_a_cell_of_the_same_stage_does_so_beside_what_is_sent_to_another(micro_batches, order, more):
+    """Cells 0 and 1 are on one stage. Layer 1 gives a byte to layer 4; the gradient of its input waits for cell 0."""
+    costs = [layer(0, 0), layer(1, 1), layer(1, 1), layer(1, 1), layer(1, 1, SkipInput(3, 1, 1, same_as_output=False))]
+    actions = [Action(kind, at) for at in range(micro_batches) for kind in order]
+    flow = flow_control("nccl", 2, 2)
+    in_flight = InFlightPeaks(
+        micro_batches, inputs=1, graphs=1, deferred=more, fill_then_drain=not more, flow=flow,
+        placement=CellPlacement(2, (0, 0, 1, 1)), waiting={(0, 1): (1, 1), (2, 3): (1, 1)},
+    )  # fmt: skip
+    sizes = MemoryModel(costs, in_flight, 8.0)
+    peak = peak_bytes(actions, sizes.in_partition(cell_ranges((1, 1, 1, 2), 5), 1), flow=flow)
+    assert sizes.peak_upper_bound(1, 2) >= peak
 
 
 def test_a_skip_that_stays_on_a_stage_is_held_of_a_group_at_most():
