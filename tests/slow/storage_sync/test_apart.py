@@ -14,6 +14,7 @@ from ray.cluster_utils import Cluster as RayCluster
 
 from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import command, environment
+from tests.slow.jobs_head import PATIENT
 from tests.slow.supervision import test_nodes
 from tests.slow.supervision.test_nodes import Driver, losses
 
@@ -31,15 +32,23 @@ class Apart:
         self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False})
         join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus={cores} --block"
         self.node = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", f"{mount} && exec {join}"], start_new_session=True, env=environment(),
-            cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            ["unshare", "--mount", "sh", "-c", f"{mount} && exec {join}"], start_new_session=True,
+            env=environment() | PATIENT, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        end = time.monotonic() + 60
+        try:
+            self._wait()
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            ray.shutdown()
+
+    def _wait(self):
+        end = time.monotonic() + 120  # on a busy machine a node takes more than a minute to start
         ray.init(address=self.cluster.address, log_to_driver=False)
         while sum(node["Alive"] for node in ray.nodes()) < 2:
             assert time.monotonic() < end, "the node did not come"
             time.sleep(0.2)
-        ray.shutdown()
 
     def lose(self):
         os.killpg(self.node.pid, signal.SIGKILL)
