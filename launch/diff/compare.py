@@ -33,7 +33,7 @@ _PHASES = ("initial", "forward", "recomputed", "gradient", "whole", "updated", "
 
 _CAUSES = {
     "initial": "the runs start with other weights",
-    "forward": "all before is the same: it remembers an earlier call, or its code, data or message differ",
+    "forward": "all before is the same: the layer remembers an earlier call, or its code, data or message differ",
     "random": "it drew other random numbers: not as often, or its seed differs",
     "gradient": "its backward differs, or the gradient that came to it",
     "whole": "every micro-batch's gradients are the same: one is missing, added twice or scaled, or the sum "

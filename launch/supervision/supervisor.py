@@ -180,7 +180,7 @@ class Supervisor:
                 "the mini-batch is unchanged"
             )
         elif self._plan != plan:
-            self._log(f"on other kinds of devices, with other cells: {plan.cells} -> {self._plan.cells} layers")
+            self._log(f"the run goes on with another plan: layers of each cell {plan.cells} -> {self._plan.cells}")
 
 
 def _content(path: Path) -> bytes | None:

@@ -115,8 +115,8 @@ def place_on_kinds(nodes: Sequence[Node], devices: Sequence[str], replicas: int)
         free, total = sum(node.free for node in own), sum(node.total for node in own)
         if free < count * replicas:
             raise PlacementError(
-                f"K = {len(devices)} stages x R = {replicas} replicas are planned on {count * replicas} of {device}; "
-                f"{free} of {total} such devices are free"
+                f"K = {len(devices)} stages x R = {replicas} replicas are planned on {count * replicas} devices of "
+                f"kind {device}; {free} of {total} are free"
             )
         rows[device] = iter(place(own, count, replicas).nodes)
     return Placement(tuple(next(rows[device]) for _ in range(replicas) for device in devices), len(devices))

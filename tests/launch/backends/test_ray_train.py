@@ -94,7 +94,7 @@ def test_a_kind_of_device_that_lacks_is_named(session):
     session.nodes[:] = [Node("1", "a", 3, 3, "fast"), Node("2", "b", 1, 1, "slow")]
     session.experiment.pipeline.replicas = 2
     session.attempt.stage_devices = ("slow", "fast")
-    with pytest.raises(BusyError, match=r"K = 2 stages .* on 2 of slow; 1 of 1 such devices are free"):
+    with pytest.raises(BusyError, match=r"K = 2 stages .* on 2 devices of kind slow; 1 of 1 are free"):
         session.begin()
 
 

@@ -98,7 +98,7 @@ def test_after_a_failure_a_run_on_unequal_devices_asks_for_its_plan_and_says_oth
 
     Supervisor(experiment, plan, replace(attempt, **state), DiesOnce(), replan, said.append).run()
     assert asked == [2] * asks
-    assert any("on other kinds of devices, with other cells: " in line for line in said) == asks
+    assert any("another plan: layers of each cell " in line for line in said) == asks
 
 
 def test_a_hook_of_workers_that_does_not_exist_is_an_error_of_the_user(trials, monkeypatch):

@@ -70,7 +70,9 @@ def test_each_stage_gets_its_kind_of_device_or_the_kind_that_lacks_is_named(node
         total[node.device] += node.total
     lacking = [kind for kind in devices if free[kind] < devices.count(kind) * replicas]
     if lacking:
-        with pytest.raises(PlacementError, match=f"of {lacking[0]}; {free[lacking[0]]} of {total[lacking[0]]} such"):
+        with pytest.raises(
+            PlacementError, match=f"of kind {lacking[0]}; {free[lacking[0]]} of {total[lacking[0]]} are"
+        ):
             place_on_kinds(nodes, devices, replicas)
         return
     placement = place_on_kinds(nodes, devices, replicas)
