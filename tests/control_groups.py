@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from launch.worker.cgroups import TREE
+from suite.cgroups import TREE
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from typing import Any
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.planning.plan_report import CostModel, PlanReport, in_figures, in_hours, in_seconds, schedule_name
+from experiments.base.figures import in_figures, in_hours, in_seconds
+from experiments.planning.plan_report import CostModel, PlanReport, schedule_name
 from experiments.planning.single_plan import compared, try_plan, with_step_interval
 from suite.errors import PlanError
 from suite.log import Log

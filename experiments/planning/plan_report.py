@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.base.figures import in_figures, in_hour_interval, in_hours, in_seconds
 from experiments.base.workload import Measurable
 from models.chunked_loss import set_logits_bytes
 from suite.pipeline.planning.costs import LayerCost
@@ -20,7 +20,7 @@ from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
-from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.config import ReplicaShare, ScheduleConfig
 from suite.settings import PipelineSettings
 
 
@@ -40,6 +40,11 @@ class LayerCosts:
     """The file of earlier runs on the device of measured costs (``launch/planning/step_history.py``)."""
     step_ratios: tuple[float, ...] = ()
     """Their measured over their planned steps."""
+
+    @property
+    def seconds(self) -> float:
+        """Of a micro-batch in all layers."""
+        return sum(cost.seconds for cost in self.costs)
 
 
 CostModel = Callable[[Measurable, Cluster], LayerCosts]
@@ -62,6 +67,16 @@ class PlanReport:
     step_interval_s: tuple[float, float] | None = None
     """Seconds of a step: with estimated costs, at the highest and lowest efficiency of the device; with measured ones,
     as far off as earlier runs were (``central``); None with fewer than LEAST_RUNS."""
+    shares: tuple[ReplicaShare, ...] = ()
+    """Of each replica, if each has devices of one kind; ``plan`` is then that of replica 0, which takes longest."""
+
+    @property
+    def rank_devices(self) -> tuple[str, ...]:
+        """The kind of device of each rank; empty where any will do."""
+        pipeline = self.plan.pipeline
+        if self.shares:
+            return tuple(share.device for share in self.shares for _ in range(pipeline.stages))
+        return tuple(stage.name for stage in self.plan.machine.stages) * pipeline.replicas
 
     @property
     def step_s(self) -> float:
@@ -129,6 +144,7 @@ class PlanReport:
             "K": pipeline.stages,
             "M": pipeline.micro_batches,
             "R": pipeline.replicas,
+            "shares": [asdict(share) for share in self.shares],
             "schedule": plan.schedule_config.schedule,
             "virtual_stages": plan.schedule_config.virtual_stages,
             "remat": pipeline.remat,
@@ -311,18 +327,6 @@ def _goes_on(stages: Sequence[int]) -> bool:
     return steps in ({1}, {-1})
 
 
-def in_seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
-
-
-def in_figures(value: float) -> str:
-    """Returns a number with at least two significant figures, such as 0.042, 3.1, 47 or 1,200."""
-    if value >= 10 or value <= 0:
-        return f"{value:,.0f}"
-    digits = 1 - math.floor(math.log10(value))
-    return f"{value:.{digits}f}"
-
-
 LEAST_RUNS = 5
 """Fewer say too little of the next."""
 
@@ -333,17 +337,3 @@ def central(ratios: Sequence[float]) -> tuple[float, float]:
     ranked = sorted(ratios)
     dropped = max(0, (len(ranked) + 1) // 20 - 1)
     return ranked[dropped], ranked[-1 - dropped]
-
-
-def in_hours(seconds: float) -> str:
-    """Returns a duration in hours, or in minutes or seconds if it is short."""
-    if seconds >= 3600:
-        return f"{seconds / 3600:,.2f} hours"
-    return f"{seconds / 60:.1f} minutes" if seconds >= 60 else in_seconds(seconds)
-
-
-def in_hour_interval(low_s: float, high_s: float) -> str:
-    """Returns two durations as an interval, in hours without false digits."""
-    if low_s >= 3600:
-        return f"{in_figures(low_s / 3600)} to {in_figures(high_s / 3600)} hours"
-    return f"{in_hours(low_s)} to {in_hours(high_s)}"

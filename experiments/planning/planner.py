@@ -10,20 +10,19 @@ from dataclasses import replace
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.base.figures import in_seconds
 from experiments.base.hints import option
 from experiments.base.setting_faults import faults_of
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import costs_of_run, model_facts, reserved_bytes
+from experiments.planning.model_facts import costs_of_run, model_facts, reserved_bytes, shares_cores, with_share_of_host
 from experiments.planning.nearest import nearest_plan
-from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport, in_seconds
+from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport
 from experiments.planning.single_plan import (
     compared,
     estimated_costs,
     row_errors,
-    shares_cores,
     try_plan,
     with_most_micro_batches,
-    with_share_of_host,
 )
 from suite.errors import PlanError, SuiteError
 from suite.log import Log

@@ -4,19 +4,20 @@ schedule."""
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice, permutations
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.base.figures import in_seconds
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts, reserved_bytes
+from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts, shares_cores, within_memory
 from experiments.planning.network import across_nodes, network_notes
-from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central, in_seconds
-from experiments.planning.unequal import on_unequal_devices, slowest, with_slowest_links
+from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central
+from experiments.planning.unequal import on_unequal_devices, slowest, with_seconds_of
+from experiments.planning.unequal_replicas import with_unequal_replicas
 from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.log import Log
@@ -24,7 +25,6 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, Device, Machine, StageDevice
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import check_memory, make_plan, retimed_step_s
 from suite.pipeline.planning.schedule_choice import compare_schedules, search_schedule
 from suite.settings import AUTO, PipelineSettings
@@ -103,14 +103,14 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
-    """Returns the plan for given micro-batches; of several kinds of devices the fastest over their orders, and without
-    any, where all count as the slowest."""
+    """Returns the plan for given micro-batches; of several kinds of devices the fastest over their orders in a replica,
+    with a kind for each replica, and with all as the slowest."""
     stages, replicas = work.pipeline.stages, work.pipeline.replicas
     if not cluster.parts or cluster.devices < stages * replicas or row_errors(work) or work.trial_errors():
         return _try_plan_on(work, cluster, cost_model)
     try:
-        for kind in cluster.parts:  # a kind that cannot be measured ends all tries
-            cost_model(work, kind)
+        found = {kind.label: cost_model(work, kind) for kind in cluster.parts}  # one without costs ends all tries
+        whole = cost_model(work, cluster)
     except BusyError:
         raise
     except PlacementError as error:
@@ -119,7 +119,8 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> Plan
     orders = permutations(cluster.parts) if holds else ()
     tries: list[Callable[[], PlanReport]] = [
         *(partial(_try_plan_on, work, cluster, cost_model, order) for order in orders),
-        partial(_try_plan_as_slowest, work, cluster, cost_model),
+        partial(with_unequal_replicas, work, cluster, found, whole),
+        partial(_try_plan_as_slowest, work, cluster, found, whole),
     ]
     plans, fault = [], None
     for attempt in tries:
@@ -154,9 +155,7 @@ def _try_plan_on(
         layer_costs = costs_of_run(of_memory, work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
         placement = cluster.place(pipeline.stages, pipeline.replicas) if not (faults or order) else None
-        machine = with_share_of_host(layer_costs.machine, work, cluster, placement)
-        reserve = reserved_bytes(work, cluster, machine.memory_limit_bytes)
-        machine = replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
+        machine = within_memory(layer_costs.machine, work, cluster, placement)
         if order and not faults:
             kinds = [(kind, costs_of_run(found_costs[kind.label], work, kind)) for kind in order]
             machine, placement = on_unequal_devices(machine, layer_costs.costs, kinds, cluster, work)
@@ -181,22 +180,16 @@ def _try_plan_on(
     return PlanReport(work, cluster, found_costs, placed_costs, plan, model_facts(work).parameters, notes, placement)
 
 
-def _try_plan_as_slowest(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
+def _try_plan_as_slowest(
+    work: Experiment, cluster: Cluster, found: Mapping[str, LayerCosts], whole: LayerCosts
+) -> PlanReport:
     """Returns the plan in which each device counts as one of the slowest, with the least memory: a replica may then
     have devices of any kind, and stage k of another replica one of another kind."""
-    found = {kind.label: cost_model(work, kind) for kind in cluster.parts}
-    name = slowest(found)
-    memory, own = min(kind.bytes_per_device for kind in cluster.parts), found[name]
+    name, memory = slowest(found), min(kind.bytes_per_device for kind in cluster.parts)
     (kind,) = [kind for kind in cluster.parts if kind.label == name]
     equal = replace(kind, devices=cluster.devices, bytes_per_device=memory, nodes=cluster.nodes)
-    whole = cost_model(work, cluster)
-    machine = with_slowest_links(whole.machine, [each.machine for each in found.values()])
-    costs = replace(
-        whole,
-        costs=tuple(most.with_seconds_of(timed) for most, timed in zip(whole.costs, own.costs, strict=True)),
-        machine=replace(machine, memory_limit_bytes=memory),
-        device=own.device,
-    )
+    costs = with_seconds_of(whole, name, found)
+    costs = replace(costs, machine=replace(costs.machine, memory_limit_bytes=memory))
     planned = _try_plan_on(work, equal, lambda *_: costs)
     note = f"all devices count as {name}, the slowest"
     return replace(planned, cluster=cluster, found_costs=found, notes=(*planned.notes, note))
@@ -247,7 +240,10 @@ def _fewer_parts(pipeline: PipelineSettings, rows: int) -> str:
 
 
 def compared(planned: PlanReport, log: Log) -> PlanReport:
-    """Returns a plan with its alternatives; where the plan may choose its schedule, with the one that search finds."""
+    """Returns a plan with its alternatives; where the plan may choose its schedule, with the one that search finds.
+    Replicas with different numbers of micro-batches keep the schedule they have."""
+    if planned.shares:
+        return with_step_interval(planned)
     log("the other schedules")
     layer_costs, pipeline = planned.layer_costs, planned.experiment.pipeline
     each = bytes_per_parameter(planned.experiment.optimizer, pipeline.replicas)
@@ -280,26 +276,3 @@ def with_step_interval(report: PlanReport) -> PlanReport:
 
     low, high = map(step_s, reversed(device.efficiency_range))
     return replace(report, step_interval_s=(low, high))
-
-
-def shares_cores(cluster: Cluster) -> bool:
-    """Whether workers may share the cores of this machine. A declared cluster has no more devices than declared."""
-    return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
-
-
-def with_share_of_host(
-    machine: Machine, work: Experiment, cluster: Cluster, placement: Placement | None = None
-) -> Machine:
-    """Returns the machine with each worker's share of the memory of its host, and of the cores of this one. Devices
-    that are declared or accelerators are not shared."""
-    if cluster.kind == "gpu" or cluster.device is not None:
-        return machine
-    if shares_cores(cluster):
-        workers = work.pipeline.stages * work.pipeline.replicas
-        share = cluster.bytes_per_device * cluster.devices // workers
-        return replace(machine, memory_limit_bytes=share, cores=cluster.devices)
-    if placement is None:
-        return machine
-    used = Counter(placement.ids)
-    share = min(cluster.bytes_per_device * node.total // used[node.id] for node in placement.nodes)
-    return replace(machine, memory_limit_bytes=share)

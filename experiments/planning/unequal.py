@@ -33,8 +33,16 @@ OTHER_SCHEDULES = ("auto", "csv", "search")
 
 
 def slowest(found: Mapping[str, LayerCosts]) -> str:
-    """Returns the kind of device on which a micro-batch takes longest."""
-    return max(found, key=lambda kind: sum(cost.seconds for cost in found[kind].costs))
+    """Returns the kind of device on which a micro-batch takes longest, of equal ones that with the longest update."""
+    return max(found, key=lambda kind: (found[kind].seconds, sum(cost.update_s for cost in found[kind].costs)))
+
+
+def with_seconds_of(whole: LayerCosts, kind: str, found: Mapping[str, LayerCosts]) -> LayerCosts:
+    """Returns the costs of a cluster with the seconds of one kind of its devices, and the slowest links of all."""
+    own = found[kind]
+    costs = tuple(most.with_seconds_of(timed) for most, timed in zip(whole.costs, own.costs, strict=True))
+    machine = with_slowest_links(whole.machine, [each.machine for each in found.values()])
+    return replace(whole, costs=costs, machine=machine, device=own.device)
 
 
 def on_unequal_devices(
@@ -68,7 +76,7 @@ def on_unequal_devices(
         stages = fit.choose_devices(devices, in_memory=False)
     names = [stage.name for stage in stages]
     used = [one.machine for kind, one in kinds if kind.label in names]
-    placement = place_on_kinds(cluster.nodes, names, pipeline.replicas)
+    placement = place_on_kinds(cluster.nodes, names * pipeline.replicas, pipeline.stages)
     machine = replace(with_slowest_links(machine, used), stages=stages)
     if has_hosts:
         machine = _with_shares_of_hosts(machine, placement, cluster, work)

@@ -31,7 +31,7 @@ class AgentGroup:
         """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first. ``folders`` are the
         run's on nodes that do not share it, by node id: the first agent there sends what changes."""
         self.workers, self.send_files, self._log = len(nodes), bool(folders), log
-        self.stage_devices = attempt.stage_devices
+        self.rank_devices = attempt.rank_devices
         self.ranks = [rank for node in dict.fromkeys(nodes) for rank, own in enumerate(nodes) if own == node]
         """Our rank of each rank of Ray Train's, which numbers node by node in the order of their first ranks."""
         self._write_failure = ""

@@ -20,6 +20,7 @@ from launch.storage_sync.data_transfer import send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cores, cpu_model, gpus
+from suite.cgroups import cpu_quota
 from suite.errors import BusyError, PlacementError
 from suite.log import Log
 from suite.pipeline.planning.placement import Node, Placement
@@ -59,7 +60,7 @@ class RayClusterBackend(Backend):
             name = self._connection.name()
         new = [node for node in nodes if node.id not in self._devices]
         found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
-        self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
+        self._devices |= {node.id: _as_offered(*devices, node) for node, devices in found.items()}
         names = {node.id: self._devices[node.id].name for node in nodes}
         self._connection.device_names |= names
         nodes = tuple(replace(node, device=names[node.id]) for node in nodes)
@@ -110,16 +111,19 @@ class RayClusterBackend(Backend):
         return result
 
 
-def _node_devices(kind: str) -> Cluster:
-    """Returns the devices of the node that this runs on."""
-    return gpus() if kind == "GPU" else replace(cores(), name=cpu_model())
+def _node_devices(kind: str) -> tuple[Cluster, float]:
+    """Returns the devices of the node that this runs on, and its CPU quota in cores."""
+    return gpus() if kind == "GPU" else replace(cores(), name=cpu_model()), cpu_quota()
 
 
-def _as_offered(devices: Cluster, node: Node) -> Cluster:
-    """Returns a node's devices; of cores as many as Ray offers there, which share the memory."""
+def _as_offered(devices: Cluster, quota: float, node: Node) -> Cluster:
+    """Returns a node's devices; of cores as many as Ray offers there, which share the memory and the node's quota.
+    Cores with different shares of one are different devices."""
     if devices.kind == "gpu":
         return devices
-    return replace(devices, bytes_per_device=devices.devices * devices.bytes_per_device // node.total)
+    share = f", {quota / node.total:.0%} of a core" if quota < node.total else ""
+    each = devices.devices * devices.bytes_per_device // node.total
+    return replace(devices, bytes_per_device=each, name=devices.name + share)
 
 
 def _call(task: Callable[[], Result]) -> Result:

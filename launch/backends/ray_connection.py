@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from launch.backends.ray_init import init, join, shutdown
 from launch.ray_nodes import alive_nodes
-from launch.worker.cgroups import cpu_limit
+from suite.cgroups import cpu_limit
 from suite.errors import PlacementError, WorkerError, first_line
 from suite.pipeline.planning.placement import Node
 

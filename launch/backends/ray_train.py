@@ -103,10 +103,10 @@ class RayTrainLauncher:
         """Returns the previous attempt's agents if they can be reused, otherwise new ones."""
         if self._can_reuse_agents(attempt.workers):
             assert self._agents is not None
-            if self._agents.stage_devices == attempt.stage_devices:
+            if self._agents.rank_devices == attempt.rank_devices:
                 return self._agents
         self._release()
-        placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas, attempt.stage_devices)
+        placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas, attempt.rank_devices)
         checkpoints = checkpoint_location(attempt.run, experiment)
         folders = prepare_nodes(attempt, placement.nodes, checkpoints, self._unshared_nodes, self._log)
         self._agents = AgentGroup(attempt, experiment, placement.ids, folders, self._log)
@@ -141,18 +141,18 @@ class RayTrainLauncher:
                 return min(free, workers)
             time.sleep(POLL_S)
 
-    def _place(self, stages: int, replicas: int, stage_devices: Sequence[str]) -> Placement:
-        """Returns the placement of the workers, stage k on a device ``stage_devices[k]`` if that is planned; waits for
+    def _place(self, stages: int, replicas: int, rank_devices: Sequence[str]) -> Placement:
+        """Returns the placement of the workers, rank r on a device ``rank_devices[r]`` if that is planned. Waits for
         busy devices. Raises PlacementError with the devices of each node if they do not become free in time."""
 
         def find() -> tuple[Placement, int]:
             nodes = self._connection.nodes(self._kind)
             try:
-                if stage_devices:
-                    return place_on_kinds(nodes, stage_devices, replicas), len(nodes)
+                if rank_devices:
+                    return place_on_kinds(nodes, rank_devices, stages), len(nodes)
                 return place(nodes, stages, replicas), len(nodes)
             except PlacementError as error:
-                if stage_devices and sum(node.free for node in nodes) >= stages * replicas:
+                if rank_devices and sum(node.free for node in nodes) >= stages * replicas:
                     raise BusyError(str(error)) from None
                 busy = sum(node.total for node in nodes) >= stages * replicas
                 missing = shortage(nodes, stages, replicas, self._kind)

@@ -23,9 +23,9 @@ from launch.backends.processes import run_processes
 from launch.benchmarks.feed import feed_table
 from launch.benchmarks.worker import BenchInputs, Observation, reference_gradients, run_turns, tensor_name
 from launch.runs.store import RUNS
-from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from launch.worker.measure import LayerMeasurements, measure_layers
+from suite.cgroups import cpu_limit
 from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine

@@ -24,9 +24,9 @@ from experiments.registry import find
 from experiments.report.table import Table, Value
 from experiments.translation.experiment import TranslationExperiment
 from launch.runs.store import CACHE
-from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
 from launch.worker.feed_processes import MAX_PROCESSES, FeedProcesses
+from suite.cgroups import cpu_limit
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord

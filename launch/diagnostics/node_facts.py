@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.node_probe import installed_versions
-from launch.worker.cgroups import cpu_limit, memory_limit_bytes
+from suite.cgroups import cpu_limit, memory_limit_bytes
 
 PACKAGES = ["torch", "ray", "deepspeed", "transformers", "datasets", "wandb", "gpipe-suite"]
 

@@ -63,8 +63,8 @@ def check(
 def find_machine(kind: str) -> Cluster:
     """Returns this machine's GPUs, or its CPU. Raises PlacementError for a GPU that cannot train in bf16, or none."""
     from experiments.base.cluster import Cluster
-    from launch.worker.cgroups import cpu_limit, memory_limit_bytes
     from launch.worker.devices import BF16_CAPABILITY, cpu_model, gpus
+    from suite.cgroups import cpu_limit, memory_limit_bytes
 
     if kind == "cpu":
         return Cluster(cpu_limit(), memory_limit_bytes(), "cpu", name=cpu_model())

@@ -30,9 +30,9 @@ from launch.inference.decoding_methods import DecodingMethod, Result
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder, resume_command
 from launch.tracking.follower import LogTail
-from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import this_machine
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
+from suite.cgroups import cpu_limit
 from suite.data.text.tokenizer import PAD_ID
 from suite.decoding.decode import Decoder
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from experiments.base.cluster import Cluster
+from experiments.base.figures import in_seconds
 from experiments.base.workload import Measurable
-from experiments.planning.plan_report import LayerCosts, in_seconds
+from experiments.planning.plan_report import LayerCosts
 from experiments.planning.single_plan import estimated_costs
 from launch.backends.backend import Backend
 from launch.planning.cost_records import CostRecord
 from launch.planning.step_history import ratios
-from launch.worker.cgroups import cpu_limit
 from launch.worker.devices import cpu_model
+from suite.cgroups import cpu_limit
 from suite.errors import PlacementError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost

@@ -168,7 +168,7 @@ class Supervisor:
                 f"checkpoint; with {option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
         is_whole = available == requested == self._attempt.workers
-        if is_whole and not (self._attempt.shrunk or self._attempt.stage_devices):  # of equal devices, any will do
+        if is_whole and not (self._attempt.shrunk or self._attempt.rank_devices):  # of equal devices, any will do
             return
         before, plan = self._experiment.pipeline, self._plan
         self._experiment, self._plan, self._attempt = self._replan(available)

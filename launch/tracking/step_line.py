@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from experiments.planning.plan_report import in_figures
+from experiments.base.figures import in_figures
 from suite.training import metrics
 
 Values = Mapping[str, float | None]

@@ -14,10 +14,11 @@ from uuid import uuid4
 from rich.console import Console
 
 from experiments.base.experiment import Experiment
+from experiments.base.figures import in_figures
 from experiments.base.hints import option
 from experiments.planning.best import best_plans, lines_of
 from experiments.planning.fewer_devices import shrunk_to
-from experiments.planning.plan_report import PlanReport, in_figures
+from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import plan_workload
 from experiments.planning.single_plan import estimated_costs
 from experiments.planning.timeline_plot import draw
@@ -149,7 +150,7 @@ class CurrentRun:
             working_dir=None if in_job() else Path.cwd(),
             is_brief=session.is_brief,
             costs=(CACHE / "costs").resolve(),
-            stage_devices=_stage_devices(planned),
+            rank_devices=planned.rank_devices,
         )
 
     def fitted_to(self, devices: int) -> tuple[Experiment, RunPlan, Attempt]:
@@ -168,7 +169,7 @@ class CurrentRun:
                 self.planned, self.plan = planned, _run_plan(self._session, planned)
                 workers, is_other = _workers(experiment), planned is not requested
                 self.attempt = replace(
-                    self.attempt, workers=workers, shrunk=is_other, stage_devices=_stage_devices(planned)
+                    self.attempt, workers=workers, shrunk=is_other, rank_devices=planned.rank_devices
                 )
                 if is_other:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
@@ -186,14 +187,14 @@ class CurrentRun:
 
     def _has_devices(self, planned: PlanReport) -> bool:
         """Whether the kinds of devices for a plan are there. If a node does not answer, the launcher will say so."""
-        if not (devices := _stage_devices(planned)):
+        if not planned.rank_devices:
             return True
         try:
             nodes = self._session.backend.cluster().nodes
         except SuiteError:
             return True
         with suppress(PlacementError):
-            place_on_kinds(nodes, devices, planned.experiment.pipeline.replicas)
+            place_on_kinds(nodes, planned.rank_devices, planned.experiment.pipeline.stages)
             return True
         return False
 
@@ -204,10 +205,6 @@ def _note(experiment: Experiment) -> str:
 
 def _workers(experiment: Experiment) -> int:
     return experiment.pipeline.stages * experiment.pipeline.replicas
-
-
-def _stage_devices(planned: PlanReport) -> tuple[str, ...]:
-    return tuple(stage.name for stage in planned.plan.machine.stages)
 
 
 def _write_records(planned: PlanReport, plan: RunPlan, experiment_file: Path, plan_file: Path) -> None:
@@ -234,7 +231,8 @@ def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
 def _run_plan(session: Session, planned: PlanReport) -> RunPlan:
     plan, cluster = planned.plan, planned.cluster
     flops = None if session.is_brief else _step_flops(planned, session.console.print)
-    return RunPlan(plan.layers_per_cell, plan.schedule_config, planned.step_s, flops, cluster.logits_bytes)
+    config, logits_bytes = plan.schedule_config, cluster.logits_bytes
+    return RunPlan(plan.layers_per_cell, config, planned.step_s, flops, logits_bytes, planned.shares)
 
 
 def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:

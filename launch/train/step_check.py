@@ -7,7 +7,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 
-from experiments.planning.plan_report import PlanReport, in_seconds
+from experiments.base.figures import in_seconds
+from experiments.planning.plan_report import PlanReport
 from launch.planning.cost_records import CostRecord, disagree
 from launch.planning.step_history import note
 from launch.runs.store import RunFolder

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from experiments.base.figures import in_figures
 from experiments.base.hints import command
-from experiments.planning.plan_report import in_figures
 from experiments.registry import TASKS
 from launch.runs.checkpoints import steps_in_folder
 from launch.runs.store import RUNS, RunFolder, closest_runs, find_run, known_runs, resume_command, run_at

@@ -6,7 +6,7 @@ import statistics
 import time
 from urllib.parse import quote
 
-from experiments.planning.plan_report import in_figures, in_hours, in_seconds
+from experiments.base.figures import in_figures, in_hours, in_seconds
 from experiments.planning.timeline_plot import timeline_figure
 from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value, aligned

@@ -132,21 +132,23 @@ class WatchView:
         if attempt is None:
             return "  workers are starting"
         stages, replicas = int(attempt.fields["K"]), int(attempt.fields["R"])
-        coords = [RankCoord(rank, stages, replicas) for rank in range(stages * replicas)]
+        plan = self._plan(attempt)
+        shares = tuple(share.micro_batches for share in plan.shares)
+        coords = [RankCoord(rank, stages, replicas, own_shares=shares) for rank in range(stages * replicas)]
         heartbeats = {
             coords[0].rank_of(heartbeat.replica, heartbeat.stage): heartbeat
             for heartbeat in read_heartbeats(self.run.heartbeats, attempt.number)
         }
-        return stall_report(self._schedule(attempt), coords, int(attempt.fields["M"]), heartbeats, {})
+        return stall_report(plan, coords, int(attempt.fields["M"]), heartbeats, {})
 
-    def _schedule(self, attempt: Attempt) -> ScheduleConfig:
-        """Returns the planned schedule; for a pipeline that has shrunk since, one with the same actions but no
-        recomputes: the grid then shows recomputes without their neighbours."""
+    def _plan(self, attempt: Attempt) -> RunPlan:
+        """Returns the plan; for a pipeline that has shrunk since, one with the same actions but no recomputes: the grid
+        then shows recomputes without their neighbours."""
         with suppress(RunFileError):  # it is written once the workers have started
             plan = RunData(self.run).plan
-            if (plan.get("K"), plan.get("M")) == (attempt.fields["K"], attempt.fields["M"]):
-                return RunPlan.read(self.run.plan_json).schedule_config
-        return ScheduleConfig("fill_drain", (0,))
+            if all(plan.get(name) == attempt.fields[name] for name in ("K", "R", "M")):
+                return RunPlan.read(self.run.plan_json)
+        return RunPlan((), ScheduleConfig("fill_drain", (0,)))
 
 
 def _follow_live(view: WatchView, console: Console) -> None:

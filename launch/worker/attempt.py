@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.runs.store import RunFolder
-from launch.worker.cgroups import cpu_limit
+from suite.cgroups import cpu_limit
 
 if TYPE_CHECKING:  # a Ray actor that only passes attempts on imports this module
     from experiments.base.experiment import Experiment
@@ -48,8 +48,8 @@ class Attempt:
     """The folder of measured costs, which has the device's measured peak too."""
     heartbeats: Path | None = None
     """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
-    stage_devices: tuple[str, ...] = ()
-    """The kind of device that each stage is planned on; empty where any will do."""
+    rank_devices: tuple[str, ...] = ()
+    """The kind of device that each rank is planned on; empty where any will do."""
     hook: str = ""
     """``path.py:function[argument]`` of GPIPE_WORKER_HOOK, called before a worker is assembled; tests inject faults."""
 

@@ -11,7 +11,7 @@ import torch
 
 from experiments.base.cluster import Cluster
 from experiments.base.hints import command
-from launch.worker.cgroups import cpu_limit, memory_limit_bytes
+from suite.cgroups import cpu_limit, memory_limit_bytes
 from suite.errors import PlacementError, first_line
 
 _NO_GPU = ("Found no NVIDIA driver", "No CUDA GPUs are available")

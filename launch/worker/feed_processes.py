@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
-from launch.worker.cgroups import cpu_limit
 from launch.worker.parent import end_with_parent
 from launch.worker.prefetch import Prefetcher
+from suite.cgroups import cpu_limit
 from suite.device import is_host, module_of
 from suite.errors import DataError, SuiteError, first_line
 from suite.pipeline.model.microbatch import ReplicaBatch

@@ -129,7 +129,7 @@ def _train_stage(
         device = torch.device("cuda", torch.cuda.current_device()) if attempt.use_gpu else torch.device("cpu")
         layers, loss = experiment.build()
         set_logits_bytes(layers, plan.logits_bytes)
-        model = PartitionedModel(layers, loss, cell_ranges(plan.cells, len(layers)), plan.schedule_config)
+        model = PartitionedModel(layers, loss, cell_ranges(plan.cells, len(layers)), plan.schedule_of(coord.replica))
         executor, groups = make_executor(coord, model, device, experiment.optimizer.precision, settings.seed, status)
         loaded, vocabulary = load_weights(experiment, attempt, executor, log)
         start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
@@ -150,7 +150,7 @@ def _train_stage(
         # the trackers
         system_metrics = SystemMetrics(run.system, coord, attempt.number, status, device)
         trackers, wandb_run = _trackers(experiment, plan, run, coord, start, notes, system_metrics, log)
-        schedule_key = str((experiment.pipeline, plan.cells, plan.schedule_config))
+        schedule_key = str((experiment.pipeline, plan.cells, plan.schedule_config, plan.shares))
         trace = TraceWriter(run.traces, coord, device, start, experiment.trace, schedule_key)  # compares clocks
         every, layers_file = settings.layer_stats_every, run.layers if coord.is_metrics_rank else None
         stats = LayerStats(executor, every, start, layers_file) if every is not None else None

@@ -25,7 +25,7 @@ from suite.data.text.text import TextData
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
 from suite.errors import DataError, SettingError
 from suite.pipeline.model.layers import Tensors
-from suite.pipeline.model.microbatch import ReplicaBatch, even_split_sizes
+from suite.pipeline.model.microbatch import ReplicaBatch, even_split_sizes, replica_share
 from suite.settings import TextSettings, TrainSettings
 
 _HELD_OUT_SEED, _HELD_OUT_TEMPERATURE = 0, 5.0
@@ -45,14 +45,12 @@ class TranslationBatches:
     Pairs are selected and packed by their lengths alone. Only the tokens of a replica's own share are read.
     """
 
-    def __init__(
-        self, data: TextData, text: TextSettings, train: TrainSettings, replicas: int, micro_batches: int
-    ) -> None:
+    def __init__(self, data: TextData, text: TextSettings, train: TrainSettings, shares: Sequence[int]) -> None:
+        """``shares`` are the micro-batches of each replica."""
         self._data = data
         self._text = text
         self._batch_tokens, self._valid_pairs = train.batch_tokens, train.valid_pairs
-        self._replicas = replicas
-        self._micro_batches = micro_batches
+        self._shares = shares
         self._sampler = PairSampler(
             data.sizes[TRAIN],
             text.temperature,
@@ -72,16 +70,15 @@ class TranslationBatches:
         Raises SettingError when the mini-batch has fewer pairs than there are replicas.
         """
         draws, lengths = self._training_pairs(step)
-        parts = self._cut(lengths, self._replicas * self._micro_batches, self._batch_tokens)
-        if len(parts) < self._replicas:
+        parts = self._cut(lengths, sum(self._shares), self._batch_tokens)
+        if len(parts) < len(self._shares):
             raise SettingError(
-                f"the mini-batch of step {step + 1} has {len(parts)} pairs for {self._replicas} replicas; "
+                f"the mini-batch of step {step + 1} has {len(parts)} pairs for {len(self._shares)} replicas; "
                 f"raise train.batch_tokens, now {self._batch_tokens}"
             )
-        counts = even_split_sizes(len(parts), self._replicas)
-        offset = sum(counts[:replica])
-        own = parts[offset : offset + counts[replica]]
-        return ReplicaBatch(*self._tensors(TRAIN, draws, own, inputs, targets), _label_count(lengths), offset)
+        share = replica_share(len(parts), replica, self._shares)
+        read = self._tensors(TRAIN, draws, parts[share], inputs, targets)
+        return ReplicaBatch(*read, _label_count(lengths), share.start)
 
     def held_out(self, inputs: bool = True, targets: bool = True) -> list[ReplicaBatch]:
         """Returns a fixed sample of ``train.valid_pairs`` validation pairs in one direction, or of all pairs in both
@@ -99,7 +96,7 @@ class TranslationBatches:
             raise DataError(f"the text has no validation pairs{scope}; use a larger corpus or other languages")
         draws = self._held_out_draws(drawn)[: self._valid_pairs]
         lengths = self._pair_lengths(VALID, draws)
-        most = max(1, self._batch_tokens // self._micro_batches)
+        most = max(1, self._batch_tokens * len(self._shares) // sum(self._shares))
         parts: list[Rows] = []
         for language in np.unique(draws.languages):
             own = np.flatnonzero(draws.languages == language)

@@ -71,13 +71,11 @@ def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
     return list(zip(*(tensor.split(parts) for tensor in tensors), strict=True))
 
 
-def replica_share(examples: int, replica: int, replicas: int, micro_batches: int) -> tuple[list[int], slice]:
-    """Returns the sizes of all micro-batches of a mini-batch, and which of them are a replica's: none for some where
-    there are more replicas than examples."""
-    parts = even_split_sizes(examples, replicas * micro_batches)
-    shares = even_split_sizes(len(parts), replicas) + [0] * replicas
-    begin = sum(shares[:replica])
-    return parts, slice(begin, begin + shares[replica])
+def replica_share(micro_batches: int, replica: int, shares: Sequence[int]) -> slice:
+    """Returns which of a mini-batch's micro-batches are a replica's. ``shares`` are those of each replica; where there
+    are fewer in all, each gets its part of them, some perhaps none."""
+    begin, end = (-(-micro_batches * sum(shares[:count]) // sum(shares)) for count in (replica, replica + 1))
+    return slice(begin, end)
 
 
 class LazyMiniBatches(Sequence[ReplicaBatch]):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from suite.cgroups import throttled_periods
 from suite.device import is_host, synchronize
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, frozen_values, trainable
@@ -90,8 +91,8 @@ class MeasuredLayer:
         self, make_update: Callable[[nn.Module], Update], synchronize: Synchronize, least_s: float
     ) -> dict[str, float]:
         """Returns mean seconds of forward, recompute, backward, deferred weight gradients and update, and the rounds'
-        spread."""
-        update = make_update(self._stage.layers)
+        spread. Where a CPU quota stops the process now and then, a run loses these times too, so they count."""
+        update, throttled = make_update(self._stage.layers), throttled_periods()
         rounds: list[tuple[float, ...]] = []
         deadline_s = time.perf_counter() + least_s
         with self._stage.weights_cast_once():
@@ -99,8 +100,9 @@ class MeasuredLayer:
                 rounds.append(self._round(update))
         names = ("forward_s", "recompute_s", "backward_s", "weight_grad_s", "update_s")
         columns = zip(*rounds[WARM_UPS:], strict=True)
+        mean = statistics.fmean if throttled_periods() > throttled else _ordinary_mean
         count = len(self._stage.layers)
-        means = {name: _ordinary_mean(column) / count for name, column in zip(names, columns, strict=True)}
+        means = {name: mean(column) / count for name, column in zip(names, columns, strict=True)}
         lower, _, upper = statistics.quantiles(map(sum, rounds[WARM_UPS:]), n=4)
         return means | {"relative_spread": upper / lower if lower else 1.0}  # 0: below the clock's resolution
 

@@ -104,22 +104,24 @@ def place(nodes: Sequence[Node], stages: int, replicas: int) -> Placement:
     return Placement(tuple(row[:need]), stages)
 
 
-def place_on_kinds(nodes: Sequence[Node], devices: Sequence[str], replicas: int) -> Placement:
-    """Returns where ``replicas`` pipelines go whose stage k needs the device ``devices[k]``.
+def place_on_kinds(nodes: Sequence[Node], devices: Sequence[str], stages: int) -> Placement:
+    """Returns where pipelines of ``stages`` workers go whose rank r needs the device ``devices[r]``. Of a kind, all
+    replicas that have any have equally many.
 
     Raises PlacementError when too few devices of a kind are free.
     """
     rows: dict[str, Iterator[Node]] = {}
     for device in dict.fromkeys(devices):
-        own, count = [node for node in nodes if node.device == device], devices.count(device)
-        free, total = sum(node.free for node in own), sum(node.total for node in own)
-        if free < count * replicas:
+        own = [node for node in nodes if node.device == device]
+        need, free, total = devices.count(device), sum(node.free for node in own), sum(node.total for node in own)
+        if free < need:
             raise PlacementError(
-                f"K = {len(devices)} stages x R = {replicas} replicas are planned on {count * replicas} devices of "
-                f"kind {device}; {free} of {total} are free"
+                f"K = {stages} stages x R = {len(devices) // stages} replicas are planned on {need} devices of kind "
+                f"{device}; {free} of {total} are free"
             )
-        rows[device] = iter(place(own, count, replicas).nodes)
-    return Placement(tuple(next(rows[device]) for _ in range(replicas) for device in devices), len(devices))
+        replicas = len({rank // stages for rank, kind in enumerate(devices) if kind == device})
+        rows[device] = iter(place(own, need // replicas, replicas).nodes)
+    return Placement(tuple(next(rows[device]) for device in devices), stages)
 
 
 def shortage(nodes: Sequence[Node], stages: int, replicas: int, kind: str = "device") -> str:

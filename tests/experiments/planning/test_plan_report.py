@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
+from experiments.base.figures import in_figures, in_hour_interval, in_hours
 from experiments.base.workload import Measurable
-from experiments.planning.plan_report import LayerCosts, in_figures, in_hour_interval, in_hours
+from experiments.planning.plan_report import LayerCosts
 from experiments.planning.planner import plan_workload
 from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.translation.experiment import TranslationExperiment

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from itertools import groupby
+from collections.abc import Sequence
+from itertools import groupby, product
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.base.cluster import parse_cluster
 from experiments.planning.best import best_plans
 from experiments.planning.planner import plan_workload
 from experiments.planning.single_plan import estimated_costs
+from experiments.planning.unequal_replicas import shares_of
 from suite.errors import PlanError
+from suite.pipeline.schedule.remat import UNLIMITED
 from tests.experiments.planning.works import LAPTOP, language, refused, translation
 
 MIXED = parse_cluster("4xH100+4xP100", LAPTOP)
@@ -85,17 +91,67 @@ def test_a_refusal_names_the_device_of_the_stage_and_a_plan_that_fits() -> None:
     assert "pipeline.stages=" in fault.remedy
 
 
-@pytest.mark.parametrize(("text", "stages", "replicas"), [("4xH100+4xP100", 1, 8), ("3xH100+3xP100", 3, 2)])
-def test_replicas_that_no_kinds_hold_count_all_devices_as_the_slowest(text: str, stages: int, replicas: int) -> None:
-    """With stage k of all replicas on one kind, eight replicas have no stage, and two one of each kind."""
-    wide = "model.width=2048 model.feed_forward=8192"
-    work = translation(f"pipeline.stages={stages} pipeline.replicas={replicas} {wide}")
-    report = plan_workload(work, parse_cluster(text, LAPTOP), estimated_costs)
-    equal = plan_workload(work, parse_cluster(text.replace("H100", "P100"), LAPTOP), estimated_costs)
+def test_replicas_that_no_kinds_hold_count_all_devices_as_the_slowest() -> None:
+    """Neither has each kind a stage of all four replicas, nor do three and five devices hold two pairs each."""
+    work = translation("pipeline.stages=2 pipeline.replicas=4 model.width=2048 model.feed_forward=8192")
+    report = plan_workload(work, parse_cluster("3xH100+5xP100", LAPTOP), estimated_costs)
+    equal = plan_workload(work, parse_cluster("3xP100+5xP100", LAPTOP), estimated_costs)
     assert "all devices count as P100, the slowest" in report.notes
     assert report.step_s == equal.step_s
     assert report.placement is not None
     assert report.placement.ids == sorted(report.placement.ids)
+
+
+@pytest.mark.parametrize(("text", "stages", "replicas"), [("4xH100+4xP100", 1, 8), ("3xH100+6xP100", 2, 4)])
+def test_a_slow_replica_gets_fewer_micro_batches(text: str, stages: int, replicas: int) -> None:
+    """No kind has a stage of all replicas. Each replica takes as long as one of a run on its kind alone."""
+    wide = "model.width=2048 model.feed_forward=8192"
+    work = translation(f"pipeline.stages={stages} pipeline.replicas={replicas} {wide}")
+    report = plan_workload(work, parse_cluster(text, LAPTOP), estimated_costs)
+    count = {share.device: share.micro_batches for share in report.shares}
+    assert 1 <= count["P100"] < 8 < count["H100"]
+    assert sum(share.micro_batches for share in report.shares) == 8 * replicas
+    steps = []
+    for device, micro_batches in count.items():
+        settings = {"micro_batches": micro_batches, "layers_per_cell": report.plan.layers_per_cell}
+        own = work.with_pipeline(work.pipeline.model_copy(update=settings))
+        equal = parse_cluster("+".join(re.sub("x[HP]100", f"x{device}", part) for part in text.split("+")), LAPTOP)
+        steps.append(plan_workload(own, equal, lambda _, cluster: estimated_costs(work, cluster)).step_s)
+    assert max(steps) <= report.step_s <= max(steps) * 1.2  # between its kinds is a slower link
+    assert report.placement is not None
+    kinds = [node.device for node in report.placement.nodes]
+    assert tuple(kinds) == report.rank_devices
+    assert all(len(set(kinds[at : at + stages])) == 1 for at in range(0, len(kinds), stages))
+    assert any(note.startswith("micro-batches by replica: ") for note in report.notes)
+
+
+def test_each_kind_keeps_as_many_graphs_as_its_memory_holds() -> None:
+    work = translation(f"pipeline.replicas=2 pipeline.stages=1 {WIDE} pipeline.remat=auto")
+    few = parse_cluster("1xH100+1xP100:4.1GiB", LAPTOP)
+    graphs = {share.device: share.max_live_graphs for share in plan_workload(work, few, estimated_costs).shares}
+    assert graphs["P100:4.1GiB"] < graphs["H100"] == (UNLIMITED,)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 8))
+def test_no_other_shares_end_earlier(seconds: list[int], stages: int, more: int) -> None:
+    total = len(seconds) + more
+
+    def end(shares: Sequence[int]) -> int:
+        return max(each * (share + stages - 1) for each, share in zip(seconds, shares, strict=True))
+
+    others = product(range(1, more + 2), repeat=len(seconds))
+    shares = shares_of(seconds, stages, total)
+    assert sum(shares) == total
+    assert end(shares) == min(end(other) for other in others if sum(other) == total)
+
+
+def test_a_schedule_from_a_file_has_equal_replicas(tmp_path: Path) -> None:
+    """Its rows are of M micro-batches."""
+    file = tmp_path / "own.csv"
+    file.write_text("0F0,0F1,0B0,0B1\n")
+    shape = "pipeline.stages=1 pipeline.replicas=2 pipeline.micro_batches=2"
+    work = translation(f"{shape} pipeline.remat=never pipeline.schedule={file} {WIDE}")
+    assert plan_workload(work, parse_cluster("1xH100+1xP100", LAPTOP), estimated_costs).shares == ()
 
 
 def test_more_workers_than_devices_are_refused() -> None:

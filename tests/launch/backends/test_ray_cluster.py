@@ -1,5 +1,6 @@
 """A cluster of Ray with several kinds of devices; without a Ray."""
 
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +32,8 @@ def backend(monkeypatch):
         )
         return made
 
-    monkeypatch.setattr(ray_cluster, "run_on_all", lambda nodes, *_, **__: {node: GPUS[node.id] for node in nodes})
+    found = {name: (devices, inf) for name, devices in GPUS.items()}
+    monkeypatch.setattr(ray_cluster, "run_on_all", lambda nodes, *_, **__: {node: found[node.id] for node in nodes})
     return make
 
 
@@ -57,6 +59,15 @@ def test_more_kinds_than_a_plan_takes_count_as_the_smallest_and_that_is_said(bac
     cluster = backend("abcde").cluster()
     assert (str(cluster), cluster.parts) == ("12 GPUs with 15.0 GiB each on 5 nodes", ())
     assert cluster.notes == ("the nodes have 4 kinds of devices, plans take 3: all count as V100",)
+
+
+def test_cores_that_share_a_quota_are_another_kind_than_whole_ones(backend, monkeypatch):
+    cores, quotas = Cluster(4, 4 * GIB, "cpu", name="EPYC"), {"a": inf, "b": 4.0, "c": 1.0}
+    monkeypatch.setattr(
+        ray_cluster, "run_on_all", lambda nodes, *_, **__: {node: (cores, quotas[node.id]) for node in nodes}
+    )
+    parts = backend("abc").cluster().parts
+    assert [(part.label, part.devices) for part in parts] == [("EPYC", 8), ("EPYC, 50% of a core", 2)]
 
 
 def test_a_kind_is_measured_on_its_own_nodes(backend, monkeypatch):

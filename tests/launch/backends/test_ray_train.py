@@ -21,7 +21,7 @@ from suite.pipeline.planning.placement import Node, place
 class FakeAgents:
     def __init__(self, *given):
         self.alive, self.workers, self.send_files, self.ended = True, 2, False, False
-        self.ranks, self.stage_devices = [], given[0].stage_devices if given else ()
+        self.ranks, self.rank_devices = [], given[0].rank_devices if given else ()
 
     def end(self):
         self.ended = True
@@ -45,7 +45,7 @@ def session(monkeypatch, tmp_path):
         end_controller=bool,
         close=bool,
     )
-    attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False, stage_devices=())
+    attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False, rank_devices=())
     made = RayTrainLauncher(connection, attempt, place(nodes, 2, 1), print)
     experiment = SimpleNamespace(
         pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0)
@@ -67,7 +67,7 @@ def test_an_attempt_reuses_the_agents_of_the_previous_one(session):
 def test_agents_on_other_kinds_of_devices_are_not_reused(session):
     agents = session.begin()
     session.nodes[:] = [Node("1", "a", 1, 1, "fast"), Node("2", "b", 1, 1, "slow")]
-    session.attempt.stage_devices = ("slow", "fast")
+    session.attempt.rank_devices = ("slow", "fast")
     assert session.begin() is not agents
     assert agents.ended
 
@@ -83,7 +83,7 @@ def test_stages_go_to_the_devices_that_they_are_planned_on(session):
     """Two replicas of a stage on each of two nodes: the ranks of a node do not follow one another."""
     session.nodes[:] = [Node("1", "a", 2, 2, "fast"), Node("2", "b", 2, 2, "slow")]
     session.experiment.pipeline.replicas = 2
-    session.attempt.stage_devices = ("slow", "fast")
+    session.attempt.rank_devices = ("slow", "fast")
     placed = []
     session.agents_are(lambda attempt, experiment, ids, *_: placed.append(ids) or FakeAgents())
     session.begin()
@@ -93,7 +93,7 @@ def test_stages_go_to_the_devices_that_they_are_planned_on(session):
 def test_a_kind_of_device_that_lacks_is_named(session):
     session.nodes[:] = [Node("1", "a", 3, 3, "fast"), Node("2", "b", 1, 1, "slow")]
     session.experiment.pipeline.replicas = 2
-    session.attempt.stage_devices = ("slow", "fast")
+    session.attempt.rank_devices = ("slow", "fast")
     with pytest.raises(BusyError, match=r"K = 2 stages .* on 2 devices of kind slow; 1 of 1 are free"):
         session.begin()
 

@@ -110,11 +110,11 @@ def test_a_run_keeps_its_plan_while_its_kinds_of_devices_are_there_and_else_gets
     )  # fmt: skip
     current = CurrentRun(session, RunFolder(tmp_path), planned, False, None)
     before = current.attempt
-    assert sorted(before.stage_devices) == ["H100", "P100"]
+    assert sorted(before.rank_devices) == ["H100", "P100"]
     assert current.fitted_to(4) == (work, current.plan, before)
     there[0] = equal
     _, plan, attempt = current.fitted_to(4)
-    assert (attempt.workers, attempt.shrunk, attempt.stage_devices) == (4, True, ())
+    assert (attempt.workers, attempt.shrunk, attempt.rank_devices) == (4, True, ())
     assert plan.cells != tuple(planned.plan.layers_per_cell)
     assert RunPlan.read(attempt.input_files[1]) == plan
     assert current.fitted_to(4)[2] is attempt

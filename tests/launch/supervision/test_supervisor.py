@@ -77,7 +77,7 @@ def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attemp
 
 @pytest.mark.parametrize(
     ("state", "asks"),
-    [({}, False), ({"shrunk": True}, True), ({"stage_devices": ("a", "b")}, True)],
+    [({}, False), ({"shrunk": True}, True), ({"rank_devices": ("a", "b")}, True)],
     ids=["equal devices", "another plan than requested", "unequal devices"],
 )
 def test_after_a_failure_a_run_on_unequal_devices_asks_for_its_plan_and_says_other_cells(trials, state, asks):

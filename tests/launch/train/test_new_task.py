@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import nn
 
 from experiments.base.experiment import Experiment
-from suite.pipeline.model.microbatch import ReplicaBatch, replica_share
+from suite.pipeline.model.microbatch import ReplicaBatch, even_split_sizes, replica_share
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
 from suite.training.validation import Criterion
@@ -106,9 +106,11 @@ class Source:
     is_thread_safe, has_held_out = True, False
 
     def batch(self, step: int) -> ReplicaBatch:
-        count, pipeline = self.experiment.batch, self.experiment.pipeline
+        count = self.experiment.batch
         rows = torch.rand(count, WIDTH, generator=torch.Generator().manual_seed(step))
-        sizes, share = replica_share(count, self.coord.replica, pipeline.replicas, pipeline.micro_batches)
+        shares = self.coord.shares(self.experiment.pipeline.micro_batches)
+        sizes = even_split_sizes(count, sum(shares))
+        share = replica_share(len(sizes), self.coord.replica, shares)
         own = rows.split(sizes)[share]
         return ReplicaBatch([(part,) for part in own], [(part.square(),) for part in own], float(count), share.start)
 

@@ -18,7 +18,7 @@ def text(tmp_path_factory):
 
 
 def batches(text, replicas=1, micro_batches=3, **train):
-    return RowBatches(*text, DocumentTrainSettings(batch_sequences=7, **train), replicas, micro_batches)
+    return RowBatches(*text, DocumentTrainSettings(batch_sequences=7, **train), [micro_batches] * replicas)
 
 
 def joined(batch):

@@ -38,7 +38,7 @@ def settings(folder, **more):
 
 def batches(data, folder, replicas=1, micro_batches=4, seed=0, batch=12, **shown):
     train = ImageTrainSettings(batch_images=batch, seed=seed)
-    return ImageBatches(data, settings(folder, **shown), train, replicas, micro_batches)
+    return ImageBatches(data, settings(folder, **shown), train, [micro_batches] * replicas)
 
 
 def test_a_prepared_set_gives_back_every_pixel_and_label(data, folder):
@@ -224,7 +224,7 @@ def test_an_epoch_has_every_image_once_and_the_next_in_another_order(data, folde
 
 def test_held_out_images_come_in_their_order_as_they_are(data, folder):
     train = ImageTrainSettings(batch_images=12, test_images=17)
-    found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, 1, 5).held_out()
+    found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, [5]).held_out()
     assert len(found) == 2
     assert [batch.divisor for batch in found] == [12.0, 5.0]
     assert [len(batch) for batch in found] == [5, 5]

@@ -23,7 +23,7 @@ def batches(
     data: TextData, settings: TextSettings, replicas: int, micro_batches: int, tokens: int = 1024, **train_settings: int
 ):
     train = TrainSettings(batch_tokens=tokens, **train_settings)
-    return TranslationBatches(data, settings, train, replicas, micro_batches)
+    return TranslationBatches(data, settings, train, [micro_batches] * replicas)
 
 
 def tensors(parts: list[ReplicaBatch]) -> list[Tensor]:

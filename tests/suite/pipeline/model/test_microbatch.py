@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.model.microbatch import even_split_sizes, split
+from suite.pipeline.model.microbatch import even_split_sizes, replica_share, split
 
 
 @given(st.integers(1, 200), st.integers(1, 50))
@@ -17,6 +17,18 @@ def test_sizes_cover_the_mini_batch_evenly_and_none_is_empty(examples, micro_bat
     assert parts == sorted(parts, reverse=True)
     assert min(parts) >= 1
     assert max(parts) - min(parts) <= 1
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_each_replica_has_its_part_of_the_micro_batches(micro_batches, shares):
+    parts = [replica_share(micro_batches, replica, shares) for replica in range(len(shares))]
+    assert [at for part in parts for at in range(micro_batches)[part]] == list(range(micro_batches))
+    for part, share in zip(parts, shares, strict=True):
+        assert abs((part.stop - part.start) - micro_batches * share / sum(shares)) < 1
+    if micro_batches == sum(shares):
+        assert [part.stop - part.start for part in parts] == shares
+    if len(set(shares)) == 1 and micro_batches >= len(shares):
+        assert all(part.stop > part.start for part in parts)
 
 
 def test_split_keeps_order_and_pairs_up():

@@ -6,6 +6,7 @@ hierarchy; in version 1 each resource has its own.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,13 +18,28 @@ TREE, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def cpu_limit(tree: Path = TREE, own: Path = OWN) -> int:
     """Returns the number of cores this process may use: its CPU affinity, limited by its CPU quota."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = [float(affinity)]
+    return max(1, int(min(affinity, cpu_quota(tree, own))))
+
+
+def cpu_quota(tree: Path = TREE, own: Path = OWN) -> float:
+    """Returns this process's CPU quota in cores, or parts of one; without any, infinity."""
+    limits = [math.inf]
     for group in _groups("cpu", tree, own):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         quota = _numbers(group / "cpu.max") or [number for name in names for number in _numbers(group / name)]
         if len(quota) == 2 and quota[0] > 0:
             limits.append(quota[0] / quota[1])
-    return max(1, int(min(limits)))
+    return min(limits)
+
+
+def throttled_periods(tree: Path = TREE, own: Path = OWN) -> int:
+    """Returns in how many periods, of 100 ms mostly, a CPU quota has stopped this process's groups."""
+    count = 0
+    for group in _groups("cpu", tree, own):
+        with suppress(OSError):
+            for name, _, value in (line.partition(" ") for line in (group / "cpu.stat").read_text().splitlines()):
+                count += int(value) if name == "nr_throttled" else 0
+    return count
 
 
 def memory_limit_bytes(tree: Path = TREE, own: Path = OWN) -> int:

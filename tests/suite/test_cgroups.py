@@ -1,5 +1,6 @@
 """Limits of control groups: both versions as files, and a real group of this kernel."""
 
+import math
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.worker.cgroups import cpu_limit, memory_limit_bytes
+from suite.cgroups import cpu_limit, cpu_quota, memory_limit_bytes, throttled_periods
 from tests.control_groups import control_groups
 
 GIB = 2**30
@@ -57,6 +58,20 @@ def test_version_1_has_a_hierarchy_per_resource_and_containers_have_another_path
     assert (cpu_limit(**here), memory_limit_bytes(**here)) == (3, 6 * GIB)
 
 
+def test_a_quota_may_be_a_part_of_a_core_and_how_often_it_stopped_the_groups_is_counted(machine, tmp_path):
+    stat = "nr_periods 9\nnr_throttled {}\nthrottled_time 5\n"
+    here = group(
+        tmp_path, "0::/slurm/job_7\n", slurm__cpu_max="150000 100000", slurm__job_7__cpu_max="50000 100000",
+        slurm__cpu_stat=stat.format(2), slurm__job_7__cpu_stat=stat.format(3),
+    )  # fmt: skip
+    assert (cpu_quota(**here), cpu_limit(**here), throttled_periods(**here)) == (0.5, 1, 5)
+
+
+def test_without_a_quota_there_is_none(machine, tmp_path):
+    here = group(tmp_path, "0::/\n", cpu_max="max 100000\n")
+    assert (cpu_quota(**here), cpu_limit(**here), throttled_periods(**here)) == (math.inf, 16, 0)
+
+
 @pytest.mark.parametrize("own", ["0::/\n", "5:memory:/\n4:cpu,cpuacct:/\n", ""])
 def test_without_limits_the_machines_size_counts(machine, tmp_path, own):
     here = group(
@@ -82,7 +97,7 @@ V2 = {"memory.max": 2**29, "cpu.max": "100000 100000"}
 
 def test_a_process_in_a_real_group_finds_its_limits():
     code = "import os, sys\nfor path in sys.argv[1:]: open(path, 'w').write(str(os.getpid()))\n"
-    code += "from launch.worker.cgroups import cpu_limit, memory_limit_bytes; print(cpu_limit(), memory_limit_bytes())"
+    code += "from suite.cgroups import cpu_limit, memory_limit_bytes; print(cpu_limit(), memory_limit_bytes())"
     root = Path(__file__).parents[3]
     with control_groups(V1, V2) as groups:
         paths = [str(place / "cgroup.procs") for place in groups]

@@ -1,0 +1,166 @@
+"""Replicas on several kinds of devices: each has devices of one kind, and a slower one gets fewer micro-batches.
+
+    8xH100+8xP100   K = 4, R = 4, M = 16      replicas 0-1 on P100: 1 each      replicas 2-3 on H100: 31 each
+
+The micro-batches of a mini-batch, with their seeds, are those that equal replicas would have; their gradients are only
+summed in another order. All replicas have the same cells, because each stage adds its gradients over replicas, and one
+schedule: a plan tries what is best for each kind, and takes what fits all. Each kind keeps as many graphs as it can.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from experiments.base.cluster import Cluster
+from experiments.base.experiment import Experiment
+from experiments.planning.model_facts import costs_of_run, model_facts, within_memory
+from experiments.planning.network import across_nodes, network_notes
+from experiments.planning.plan_report import LayerCosts, PlanReport
+from experiments.planning.unequal import with_seconds_of
+from suite.errors import PlanError
+from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.fit import MemoryFit
+from suite.pipeline.planning.memory import bytes_per_parameter
+from suite.pipeline.planning.placement import Placement, place
+from suite.pipeline.planning.plan import Plan, assemble, make_plan
+from suite.pipeline.schedule.config import FROM_ROWS, ReplicaShare
+from suite.settings import PipelineSettings
+
+
+def shares_of(seconds: Sequence[float], stages: int, micro_batches: int) -> list[int]:
+    """Returns how many of ``micro_batches`` each replica gets, one at least, so that the last one ends as early as
+    possible. ``seconds`` are those of a micro-batch on each replica; with m of them it takes m + K - 1 times as long
+    (paper, section 2.3)."""
+    shares = [1] * len(seconds)
+    ends = [(each * (1 + stages), at) for at, each in enumerate(seconds)]
+    heapq.heapify(ends)
+    for _ in range(micro_batches - len(seconds)):
+        at = ends[0][1]
+        shares[at] += 1
+        heapq.heapreplace(ends, (seconds[at] * (shares[at] + stages), at))
+    return shares
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The replicas on one kind of devices."""
+
+    kind: Cluster
+    shares: Sequence[int]
+    """Micro-batches of each of them."""
+    costs: LayerCosts
+    parameter_bytes: float
+    """As ``bytes_per_parameter`` returns them."""
+    placement: Placement
+
+    def plan(self, pipeline: PipelineSettings) -> Plan:
+        """Returns the plan that is best for this kind. Raises PlanError if none fits."""
+        return make_plan(self.costs.costs, self._own(pipeline), self.parameter_bytes, self.costs.machine)
+
+    def plan_like(self, other: Plan) -> Plan:
+        """Returns the plan with the cells and the actions of another; recomputes are its own if the plan chooses them.
+        Raises PlanError if it does not fit."""
+        fit = MemoryFit(self.costs.costs, self._own(other.pipeline), self.parameter_bytes, self.costs.machine)
+        ranges, config = [range(cell.begin, cell.end) for cell in other.cells], other.schedule_config
+        if other.pipeline.remat == "auto":
+            config = replace(config, max_live_graphs=fit.max_live_graphs(ranges))
+        plan = assemble(fit, ranges, config)
+        limit = self.costs.machine.memory_limit_bytes
+        if (peak := max(cell.peak_bytes for cell in plan.cells)) > limit:
+            raise PlanError([f"a stage needs {peak / GIB:.2f} GiB, {self.kind.label} has {limit / GIB:.2f} GiB"])
+        return plan
+
+    def _own(self, pipeline: PipelineSettings) -> PipelineSettings:
+        return pipeline.model_copy(update={"micro_batches": max(self.shares)})
+
+
+def with_unequal_replicas(
+    work: Experiment, cluster: Cluster, found: Mapping[str, LayerCosts], whole: LayerCosts
+) -> PlanReport:
+    """Returns the fastest plan in which each replica has devices of one kind. ``found`` are the costs of each kind,
+    ``whole`` those of the cluster. Raises PlanError if there is none, and for a schedule given as rows: these are of M
+    micro-batches."""
+    pipeline = work.pipeline
+    used = _replicas_of_kinds(cluster, pipeline, found)
+    if len(used) < 2 or pipeline.schedule in FROM_ROWS:
+        raise PlanError([f"K = {pipeline.stages}, R = {pipeline.replicas} has no replicas of different kinds"])
+    sides, tries = _sides(work, cluster, used, found, whole), []
+    for leader in sides:
+        try:
+            best = leader.plan(pipeline)
+            best = replace(best, pipeline=best.pipeline.model_copy(update={"remat": pipeline.remat}))
+            tries.append([best if side is leader else side.plan_like(best) for side in sides])
+        except PlanError as error:
+            fault = error
+    if not tries:
+        raise fault
+    plans = min(tries, key=lambda plans: max(plan.step_s for plan in plans))
+    # the slowest is replica 0, with which a run's trace is compared
+    ranked = sorted(zip(plans, sides, strict=True), key=lambda pair: -pair[0].step_s)
+    (slowest, first), placement = ranked[0], _joined([side.placement for _, side in ranked])
+    plan = replace(slowest, pipeline=slowest.pipeline.model_copy(update={"micro_batches": pipeline.micro_batches}))
+    shares = tuple(
+        ReplicaShare(side.kind.label, share, each.schedule_config.max_live_graphs)
+        for each, side in ranked
+        for share in side.shares
+    )
+    notes = (*network_notes(placement, cluster, [kind.label for kind, _ in used]), _note([side for _, side in ranked]))
+    parameters = model_facts(work).parameters
+    return PlanReport(work, cluster, found, first.costs, plan, parameters, notes, placement, shares=shares)
+
+
+def _replicas_of_kinds(
+    cluster: Cluster, pipeline: PipelineSettings, found: Mapping[str, LayerCosts]
+) -> list[tuple[Cluster, int]]:
+    """Returns how many replicas are on which kind, as many as possible on faster ones; empty if there are too few
+    devices."""
+    used, missing = [], pipeline.replicas
+    for kind in sorted(cluster.parts, key=lambda kind: found[kind.label].seconds):
+        count = min(missing, sum(node.free for node in kind.nodes) // pipeline.stages)
+        used += [(kind, count)] if count else []
+        missing -= count
+    return [] if missing else used
+
+
+def _sides(
+    work: Experiment,
+    cluster: Cluster,
+    used: Sequence[tuple[Cluster, int]],
+    found: Mapping[str, LayerCosts],
+    whole: LayerCosts,
+) -> list[_Side]:
+    """Returns the replicas of each kind, with the links of all that are used."""
+    pipeline = work.pipeline
+    each = bytes_per_parameter(work.optimizer, pipeline.replicas)
+    placements = [place(kind.nodes, pipeline.stages, count) for kind, count in used]
+    seconds = [found[kind.label].seconds for kind, count in used for _ in range(count)]
+    shares = iter(shares_of(seconds, pipeline.stages, pipeline.replicas * pipeline.micro_batches))
+    together, sides = _joined(placements), []
+    for (kind, count), placement in zip(used, placements, strict=True):
+        costs = costs_of_run(with_seconds_of(whole, kind.label, found), work, kind)
+        machine = within_memory(replace(costs.machine, memory_limit_bytes=kind.bytes_per_device), work, kind, placement)
+        reduce = across_nodes(machine, together, cluster).reduce_bytes_per_s
+        machine = replace(across_nodes(machine, placement, kind), reduce_bytes_per_s=reduce)
+        own = [next(shares) for _ in range(count)]
+        sides.append(_Side(kind, own, replace(costs, machine=machine), each, placement))
+    return sides
+
+
+def _joined(placements: Sequence[Placement]) -> Placement:
+    return Placement(tuple(chain.from_iterable(each.nodes for each in placements)), placements[0].stages)
+
+
+def _note(sides: Sequence[_Side]) -> str:
+    def parts() -> Iterator[str]:
+        first = 0
+        for side in sides:
+            last, most = first + len(side.shares) - 1, max(side.shares)
+            which = f"replica {first}" if first == last else f"replicas {first}-{last}"
+            share = f"{most}" if min(side.shares) == most else f"{most - 1} or {most}"
+            yield f"{which} on {side.kind.label}: {share}{' each' if first < last else ''}"
+            first = last + 1
+
+    return f"micro-batches by replica: {'; '.join(parts())}"

@@ -1,0 +1,72 @@
+"""A run whose replicas have different numbers of micro-batches: the same micro-batches as with equal replicas."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from launch.diff.replay import ReplayedAction, replay
+from launch.terminal import Terminal
+from launch.train import session
+from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.config import ReplicaShare
+from suite.pipeline.schedule.remat import UNLIMITED
+from suite.training.fingerprints import RunFingerprints
+from suite.training.trace import read_traces
+from tests.launch.command_line import losses
+from tests.launch.diff.test_diff import right
+from tests.launch.diff.test_replay import trained
+
+SHARES = (ReplicaShare("slow", 1, (UNLIMITED,)), ReplicaShare("fast", 5, (1,)))
+"""The fast replica recomputes, the slow one does not."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same run with equal replicas, and with ``SHARES``: two stages, dropout."""
+    name = f"{right.__code__.co_filename}:right"
+    settings = "train.steps=3 train.fingerprint_steps=3 pipeline.stages=2 pipeline.replicas=2 train.batch_rows=12"
+    settings += " pipeline.micro_batches=3 pipeline.schedule=fill_drain pipeline.remat=never train.checkpoint_every=1"
+    settings += " trace=true"
+    equal = trained(tmp_path_factory.mktemp("equal"), name, settings)
+    plan = session.plan_workload
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "plan_workload", lambda *given: replace(plan(*given), shares=SHARES))
+        patch.setattr(session.PlanReport, "rank_devices", ())  # the devices of this machine will do
+        return equal, trained(tmp_path_factory.mktemp("unequal"), name, settings)
+
+
+def test_each_replica_runs_its_own_micro_batches_with_its_own_recomputes(runs):
+    _, run = runs
+    assert json.loads((run / "plan.json").read_text())["shares"][1] == {
+        "device": "fast", "micro_batches": 5, "max_live_graphs": [1],
+    }  # fmt: skip
+    for trace in read_traces(run / "traces"):
+        kinds = [span.kind for row in trace.timeline.rows for span in row]
+        counts = {kind: kinds.count(kind) for kind in "FRB"}
+        assert counts == ({"F": 2, "R": 0, "B": 2} if trace.replica == 0 else {"F": 10, "R": 8, "B": 10})
+
+
+def test_all_micro_batches_of_the_first_step_have_the_same_bits(runs):
+    equal, unequal = (RunFingerprints.read(run / "fingerprints").tensors for run in runs)
+    keys = [key for key in equal if key[0] == 1 and key[1] is not None]
+    assert {key[1] for key in keys} == set(range(6))
+    assert len(keys) > 100
+    assert all(unequal[key].digest == equal[key].digest for key in keys)
+
+
+def test_gradients_of_each_parameter_and_losses_differ_by_the_order_of_their_sums_alone(runs):
+    equal, unequal = (RunFingerprints.read(run / "fingerprints").tensors for run in runs)
+    gradients = [key for key in equal if key[1] is None and key[3].startswith("whole gradient of ")]
+    assert {key[0] for key in gradients} == {1, 2, 3}
+    for key in gradients:
+        assert unequal[key].distance(equal[key]) <= 1e-6 * equal[key].norm
+    np.testing.assert_allclose(losses(runs[1]), losses(runs[0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("action", "replica", "micro_batch"), [("F0", 0, 0), ("F4", 1, 5), ("R3", 1, 4), ("B4", 1, 5)])
+def test_a_replayed_action_is_that_of_the_replicas_own_micro_batch(runs, capsys, action, replica, micro_batch):
+    asked = ReplayedAction(3, replica, 1, Action.parse(action))
+    assert replay(str(runs[1]), asked, None, None, Terminal())
+    assert f": micro-batch {micro_batch} " in capsys.readouterr().out.splitlines()[0]
