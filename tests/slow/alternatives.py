@@ -1,14 +1,15 @@
-"""``python -m tests.slow.alternatives NAME [STEPS]``: every useful pipeline of a run on two cores, planned and run.
+"""``python -m tests.slow.alternatives NAME [STEPS [WORKERS]]``: every useful pipeline of a run, planned and run.
 
 It prints a table of planned and measured steps, how far the choice of ``pipeline=auto`` is from the fastest, the rank
 correlation, and how many steps lie in the interval that the other runs give. It takes about half an hour on a quiet
-machine.
+machine. With more workers than cores, give the address of a Ray cluster that offers as many (``RAY_ADDRESS``), and a
+model whose layers sleep (``tests/slow/sleeping_model.py:sleeps``).
 """
 
+import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.launch.command_line import gpipe, only_run
 
 WARM_UPS = 5
 
-TWO_STAGES = (
+SCHEDULES = (
     "fill_drain pipeline.remat=never", "fill_drain pipeline.remat=except_last", "1f1b pipeline.remat=never",
     "1f1b pipeline.remat=always", "zero_bubble pipeline.remat=never", "zbv pipeline.virtual_stages=2",
     "interleaved pipeline.virtual_stages=2 pipeline.remat=never",
@@ -30,15 +31,26 @@ TWO_STAGES = (
 )  # fmt: skip
 
 
-def alternatives() -> list[str]:
-    """Returns the settings of K x R of at most 2, with useful M, schedules and recomputes."""
-    alone = [
-        f"pipeline.stages=1 pipeline.replicas={replicas} pipeline.micro_batches={count} pipeline.remat={remat}"
-        for replicas, count, remat in product((1, 2), (1, 2, 4, 8), ("never", "except_last"))
+FEW = (0, 1, 2, 4, 6, 9)
+"""Which of these schedules are tried with more workers than two, where there are more shapes."""
+
+
+def alternatives(workers: int) -> list[str]:
+    """Returns the settings of K x R of at most so many workers, with useful M, schedules and recomputes."""
+    powers, few = [1 << power for power in range(workers.bit_length())], workers > 2
+    shapes = [
+        *product([1], powers, (1, 4) if few else (1, 2, 4, 8), ("pipeline.remat=never", "pipeline.remat=except_last")),
+        *(
+            (stages, replicas, factor * stages, f"pipeline.schedule={schedule}")
+            for stages, replicas in product(powers[1:], powers)
+            if stages * replicas <= workers
+            for factor in ((1, 4) if few else (1, 2, 4, 8))
+            for schedule in ([SCHEDULES[at] for at in FEW] if few else SCHEDULES)
+        ),
     ]
-    return alone + [
-        f"pipeline.stages=2 pipeline.replicas=1 pipeline.micro_batches={count} pipeline.schedule={schedule}"
-        for count, schedule in product((2, 4, 8, 16), TWO_STAGES)
+    return [
+        f"pipeline.stages={stages} pipeline.replicas={replicas} pipeline.micro_batches={count} {rest}"
+        for stages, replicas, count, rest in shapes
     ]
 
 
@@ -46,18 +58,21 @@ def run(name: str, settings: str, steps: int) -> tuple[dict, float]:
     """Runs an experiment; returns its plan and the median seconds of its steps but the first ones."""
     quiet = f"train.steps={steps} train.validate_every=none tracking.wandb=disabled trace=false"
     with tempfile.TemporaryDirectory() as folder:
-        gpipe(folder, "experiment", name, "--launcher", "local", "--set", f"{settings} {quiet}")
+        launcher = [] if "RAY_ADDRESS" in os.environ else ["--launcher", "local"]
+        gpipe(folder, "experiment", name, *launcher, "--set", f"{settings} {quiet}")
         found = only_run(folder)
         lines = read_steps(found / "metrics.jsonl")
         seconds = [line["throughput/step_s"] for line in lines if "throughput/step_s" in line]
         return read_json(found / "plan.json"), statistics.median(seconds[WARM_UPS:])
 
 
-def main(name: str, steps: int) -> None:
+def main(name: str, steps: int, workers: int) -> None:
     os.environ["GPIPE_CACHE"] = str(Path(os.environ.get("GPIPE_CACHE", ".cache")).resolve())
+    if Path(name.partition(":")[0]).exists():
+        name = str(Path(name).resolve())
     print("| K | R | M | settings | planned, ms | measured, ms | measured / planned |\n|---|---|---|---|---|---|---|")
     planned, measured = [], []
-    for settings in [*alternatives(), "pipeline=auto"]:
+    for settings in [*alternatives(workers), "pipeline=auto"]:
         plan, seconds = run(name, settings, steps)
         planned.append(plan["step_s"])
         measured.append(seconds)
@@ -78,4 +93,8 @@ def main(name: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 30)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name")
+    parser.add_argument("steps", nargs="?", type=int, default=30)
+    parser.add_argument("workers", nargs="?", type=int, default=2)
+    main(**vars(parser.parse_args()))

@@ -2,10 +2,12 @@
 
 import json
 import os
+import statistics
 import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from launch.runs.store import RunFolder
@@ -77,9 +79,13 @@ def experiment(folder, settings, meanwhile=bool, **variables):
 
 
 def test_each_kind_of_node_has_the_stages_that_suit_it_with_the_same_losses_also_after_a_death(nodes, tmp_path):
-    """Two replicas, each with a stage on each node: the ranks of a node do not follow one another."""
+    """Two replicas, each with a stage on each node: the ranks of a node do not follow one another. With two
+    micro-batches that is faster than a replica on each node, whose slower one needs at least one of four."""
     kill = hook([{"fault": "kill", "replica": 1, "stage": 0, "step": 7, "action": "B1"}])
-    run = experiment(tmp_path / "ray", "pipeline.stages=2", RAY_ADDRESS=nodes.cluster.address, **{VARIABLE: kill})
+    shape = "pipeline.replicas=2 pipeline.micro_batches=2"
+    run = experiment(
+        tmp_path / "ray", f"pipeline.stages=2 {shape}", RAY_ADDRESS=nodes.cluster.address, **{VARIABLE: kill}
+    )
     plan = json.loads((run / "plan.json").read_text())
     devices = [stage["device"] for stage in plan["stages"]]
     # two of eight on an idle machine; how much longer they take on a busy one differs
@@ -91,7 +97,26 @@ def test_each_kind_of_node_has_the_stages_that_suit_it_with_the_same_losses_also
     ended = [line for line in read_lines(run / "attempts.jsonl") if "outcome" in line]
     assert [line["outcome"] for line in ended] == ["failed", "done"]
     assert (ended[0]["kind"], ended[0]["replica"], ended[0]["stage"]) == ("death", 1, 0)
-    assert losses(run) == losses(experiment(tmp_path / "here", "pipeline.stages=1"))
+    assert losses(run) == losses(experiment(tmp_path / "here", f"pipeline.stages=1 {shape}"))
+
+
+def test_a_replica_on_a_slow_node_gets_fewer_micro_batches_also_after_a_death(nodes, tmp_path):
+    kill = hook([{"fault": "kill", "replica": 1, "stage": 0, "step": 7, "action": "B0"}])
+    run = experiment(tmp_path / "ray", "pipeline.stages=1", RAY_ADDRESS=nodes.cluster.address, **{VARIABLE: kill})
+    plan = json.loads((run / "plan.json").read_text())
+    shares = {share["device"]: share["micro_batches"] for share in plan["shares"]}
+    slow = shares.pop("a slow processor")
+    (fast,) = shares.values()
+    assert (slow + fast, slow in (1, 2)) == (8, True)  # two on an idle machine
+    ended = [line for line in read_lines(run / "attempts.jsonl") if "outcome" in line]
+    assert [line["outcome"] for line in ended] == ["failed", "done"]
+    equal = experiment(tmp_path / "here", "pipeline.stages=1")
+    np.testing.assert_allclose(losses(run), losses(equal), rtol=1e-6)
+    node_of = {beat.replica: beat.node for beat in read_heartbeats(RunFolder(run).heartbeats, 2)}
+    assert len(set(node_of.values())) == 2
+    seconds = [step["throughput/step_s"] for step in read_steps(run / "metrics.jsonl")[2:6]]
+    print(f"{statistics.median(seconds):.3f} s a step, planned {plan['step_s']:.3f}; {plan['notes']}")
+    assert statistics.median(seconds) < 0.75 * 4 * 8 * 0.03  # with four micro-batches each, the slow one takes this
 
 
 def test_a_run_that_loses_a_kind_of_node_goes_on_with_the_other(nodes, tmp_path):
