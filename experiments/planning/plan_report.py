@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,15 @@ class PlanReport:
         sample, pipeline = self.experiment.sample(), self.plan.pipeline
         counts = count_flops(layers, loss, sample.typical.inputs, sample.typical.targets)
         units = sample.units or self.experiment.batch / (pipeline.replicas * pipeline.micro_batches)
-        shape = self.plan.layers_per_cell, self.plan.schedule_config, pipeline.stages, pipeline.micro_batches
-        flops = step_flops(counts, *shape, units)
-        return flops if flops.model_per_unit else None
+        config, hardware = self.plan.schedule_config, 0.0
+        equal = ReplicaShare("", pipeline.micro_batches, config.max_live_graphs)
+        shares = Counter(self.shares or (equal,) * pipeline.replicas)
+        for share, replicas in shares.items():
+            own = replace(config, max_live_graphs=share.max_live_graphs)
+            flops = step_flops(counts, self.plan.layers_per_cell, own, pipeline.stages, share.micro_batches, units)
+            part = replicas * share.micro_batches / (pipeline.replicas * pipeline.micro_batches)
+            hardware += part * flops.hardware_per_unit
+        return replace(flops, hardware_per_unit=hardware) if flops.model_per_unit else None
 
     @property
     def kind(self) -> str:
@@ -188,19 +195,20 @@ class PlanReport:
     def lines(self) -> list[str]:
         plan, pipeline = self.plan, self.plan.pipeline
         fullest, limit_bytes = self.fullest_stage
+        where = " in replica 0" if self.shares else ""
         return [
             f"plan of {self.experiment.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
             f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
             f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {schedule_name(plan.schedule_config)}, "
-            f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
+            f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed{where}",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
             f"  step {in_seconds(self.step_s)}, at most {plan.excess:.1%} above any schedule of these cells in this "
             "memory",
             *self._interval_line(),
-            f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
-            f"largest stage {fullest.peak_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB"
+            f"  bubble {plan.timeline.bubble:.1%}{where}, {in_figures(self.units_per_second)} "
+            f"{self.experiment.unit}/s, largest stage {fullest.peak_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB"
             f"{_reserve_text(plan.machine, limit_bytes)}{self._process_text(fullest)}",
             f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
             f"{self._duration()}",

@@ -17,7 +17,7 @@ from experiments.planning.model_facts import KeyedWork, costs_of_run, model_fact
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central
 from experiments.planning.unequal import on_unequal_devices, slowest, with_seconds_of
-from experiments.planning.unequal_replicas import with_unequal_replicas
+from experiments.planning.unequal_replicas import replicas_of_kinds, with_unequal_replicas
 from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.log import Log
@@ -115,13 +115,12 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> Plan
         raise
     except PlacementError as error:
         raise PlanError([str(error)]) from None
-    holds = sum(kind.devices // replicas for kind in cluster.parts) >= stages
-    orders = permutations(cluster.parts) if holds else ()
-    tries: list[Callable[[], PlanReport]] = [
-        *(partial(_try_plan_on, work, cluster, cost_model, order) for order in orders),
-        partial(with_unequal_replicas, work, cluster, found, whole),
-        partial(_try_plan_as_slowest, work, cluster, found, whole),
-    ]
+    tries: list[Callable[[], PlanReport]] = []
+    if sum(kind.devices // replicas for kind in cluster.parts) >= stages:
+        tries += [partial(_try_plan_on, work, cluster, cost_model, order) for order in permutations(cluster.parts)]
+    if used := replicas_of_kinds(cluster, work.pipeline, found):
+        tries.append(partial(with_unequal_replicas, work, cluster, used, found, whole))
+    tries.append(partial(_try_plan_as_slowest, work, cluster, found, whole))
     plans, fault = [], None
     for attempt in tries:
         try:

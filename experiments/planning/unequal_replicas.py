@@ -4,7 +4,8 @@
 
 The micro-batches of a mini-batch, with their seeds, are those that equal replicas would have; their gradients are only
 summed in another order. All replicas have the same cells, because each stage adds its gradients over replicas, and one
-schedule: a plan tries what is best for each kind, and takes what fits all. Each kind keeps as many graphs as it can.
+schedule: a plan tries what is best for each kind, and takes what fits all. With ``remat=auto`` each kind keeps as many
+graphs as it can.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.unequal import with_seconds_of
 from suite.errors import PlanError
-from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.devices import GIB, StageDevice
 from suite.pipeline.planning.fit import MemoryFit
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Placement, place
@@ -68,9 +69,10 @@ class _Side:
         if other.pipeline.remat == "auto":
             config = replace(config, max_live_graphs=fit.max_live_graphs(ranges))
         plan = assemble(fit, ranges, config)
-        limit = self.costs.machine.memory_limit_bytes
-        if (peak := max(cell.peak_bytes for cell in plan.cells)) > limit:
-            raise PlanError([f"a stage needs {peak / GIB:.2f} GiB, {self.kind.label} has {limit / GIB:.2f} GiB"])
+        fullest, limit = max(plan.cells, key=lambda cell: cell.peak_bytes), self.costs.machine.memory_limit_bytes
+        if fullest.peak_bytes > limit:
+            stage = f"the stage of layers {fullest.begin}-{fullest.end - 1} needs {fullest.peak_bytes / GIB:.2f} GiB"
+            raise PlanError([f"{stage}, the {self.kind.label} has {limit / GIB:.2f} GiB"])
         return plan
 
     def _own(self, pipeline: PipelineSettings) -> PipelineSettings:
@@ -78,51 +80,60 @@ class _Side:
 
 
 def with_unequal_replicas(
-    work: Experiment, cluster: Cluster, found: Mapping[str, LayerCosts], whole: LayerCosts
+    work: Experiment,
+    cluster: Cluster,
+    used: Sequence[tuple[Cluster, int]],
+    found: Mapping[str, LayerCosts],
+    whole: LayerCosts,
 ) -> PlanReport:
-    """Returns the fastest plan in which each replica has devices of one kind. ``found`` are the costs of each kind,
-    ``whole`` those of the cluster. Raises PlanError if there is none, and for a schedule given as rows: these are of M
-    micro-batches."""
+    """Returns the fastest plan with so many replicas on each kind that is ``used``. ``found`` are the costs of each
+    kind, ``whole`` those of the cluster. Raises PlanError if none fits."""
     pipeline = work.pipeline
-    used = _replicas_of_kinds(cluster, pipeline, found)
-    if len(used) < 2 or pipeline.schedule in FROM_ROWS:
-        raise PlanError([f"K = {pipeline.stages}, R = {pipeline.replicas} has no replicas of different kinds"])
-    sides, tries = _sides(work, cluster, used, found, whole), []
+    sides, tries, faults = _sides(work, cluster, used, found, whole), [], []
     for leader in sides:
         try:
             best = leader.plan(pipeline)
+            if best.pipeline.schedule in FROM_ROWS:
+                raise PlanError(["only a searched schedule fits, which is of as many micro-batches in all replicas"])
             best = replace(best, pipeline=best.pipeline.model_copy(update={"remat": pipeline.remat}))
             tries.append([best if side is leader else side.plan_like(best) for side in sides])
         except PlanError as error:
-            fault = error
+            faults += [f"replicas on {leader.kind.label}: {fault}" for fault in error.errors]
     if not tries:
-        raise fault
+        raise PlanError(faults)
     plans = min(tries, key=lambda plans: max(plan.step_s for plan in plans))
     # the slowest is replica 0, with which a run's trace is compared
     ranked = sorted(zip(plans, sides, strict=True), key=lambda pair: -pair[0].step_s)
     (slowest, first), placement = ranked[0], _joined([side.placement for _, side in ranked])
-    plan = replace(slowest, pipeline=slowest.pipeline.model_copy(update={"micro_batches": pipeline.micro_batches}))
+    device = StageDevice(first.kind.label, slowest.machine.memory_limit_bytes, first.costs.costs)
+    plan = replace(
+        slowest,
+        pipeline=slowest.pipeline.model_copy(update={"micro_batches": pipeline.micro_batches}),
+        machine=replace(slowest.machine, stages=(device,) * pipeline.stages),
+    )
     shares = tuple(
         ReplicaShare(side.kind.label, share, each.schedule_config.max_live_graphs)
         for each, side in ranked
         for share in side.shares
     )
-    notes = (*network_notes(placement, cluster, [kind.label for kind, _ in used]), _note([side for _, side in ranked]))
+    notes = (*network_notes(placement, cluster, [kind.label for kind, _ in used]), *_notes(ranked))
     parameters = model_facts(work).parameters
     return PlanReport(work, cluster, found, first.costs, plan, parameters, notes, placement, shares=shares)
 
 
-def _replicas_of_kinds(
+def replicas_of_kinds(
     cluster: Cluster, pipeline: PipelineSettings, found: Mapping[str, LayerCosts]
 ) -> list[tuple[Cluster, int]]:
-    """Returns how many replicas are on which kind, as many as possible on faster ones; empty if there are too few
-    devices."""
+    """Returns how many replicas are on which kind, as many as possible on faster ones. Empty if one kind holds them
+    all, if there are too few devices, and for a schedule given as rows, which are of M micro-batches."""
+    if pipeline.schedule in FROM_ROWS:
+        return []
     used, missing = [], pipeline.replicas
     for kind in sorted(cluster.parts, key=lambda kind: found[kind.label].seconds):
         count = min(missing, sum(node.free for node in kind.nodes) // pipeline.stages)
         used += [(kind, count)] if count else []
         missing -= count
-    return [] if missing else used
+    return used if len(used) > 1 and not missing else []
 
 
 def _sides(
@@ -138,9 +149,9 @@ def _sides(
     placements = [place(kind.nodes, pipeline.stages, count) for kind, count in used]
     seconds = [found[kind.label].seconds for kind, count in used for _ in range(count)]
     shares = iter(shares_of(seconds, pipeline.stages, pipeline.replicas * pipeline.micro_batches))
-    together, sides = _joined(placements), []
+    together, links, sides = _joined(placements), {kind.label: found[kind.label] for kind, _ in used}, []
     for (kind, count), placement in zip(used, placements, strict=True):
-        costs = costs_of_run(with_seconds_of(whole, kind.label, found), work, kind)
+        costs = costs_of_run(with_seconds_of(whole, kind.label, links), work, kind)
         machine = within_memory(replace(costs.machine, memory_limit_bytes=kind.bytes_per_device), work, kind, placement)
         reduce = across_nodes(machine, together, cluster).reduce_bytes_per_s
         machine = replace(across_nodes(machine, placement, kind), reduce_bytes_per_s=reduce)
@@ -153,14 +164,18 @@ def _joined(placements: Sequence[Placement]) -> Placement:
     return Placement(tuple(chain.from_iterable(each.nodes for each in placements)), placements[0].stages)
 
 
-def _note(sides: Sequence[_Side]) -> str:
-    def parts() -> Iterator[str]:
-        first = 0
-        for side in sides:
-            last, most = first + len(side.shares) - 1, max(side.shares)
-            which = f"replica {first}" if first == last else f"replicas {first}-{last}"
-            share = f"{most}" if min(side.shares) == most else f"{most - 1} or {most}"
-            yield f"{which} on {side.kind.label}: {share}{' each' if first < last else ''}"
-            first = last + 1
-
-    return f"micro-batches by replica: {'; '.join(parts())}"
+def _notes(sides: Sequence[tuple[Plan, _Side]]) -> Iterator[str]:
+    """Yields what the replicas of each kind do."""
+    first = 0
+    for plan, side in sides:
+        last, most = first + len(side.shares) - 1, max(side.shares)
+        which = f"replica {first}" if first == last else f"replicas {first}-{last}"
+        share = f"{most:,}" if min(side.shares) == most else f"{most - 1:,} or {most:,}"
+        recomputed, forwards = plan.recomputes
+        peak = max(cell.peak_bytes for cell in plan.cells) / GIB
+        yield (
+            f"{which} on {side.kind.label}: {share} micro-batches, {recomputed:,} of {forwards:,} forwards recomputed, "
+            f"bubble {plan.timeline.bubble:.1%}, largest stage {peak:.2f} of "
+            f"{side.costs.machine.memory_limit_bytes / GIB:.2f} GiB"
+        )
+        first = last + 1

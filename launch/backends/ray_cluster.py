@@ -60,7 +60,7 @@ class RayClusterBackend(Backend):
             name = self._connection.name()
         new = [node for node in nodes if node.id not in self._devices]
         found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
-        self._devices |= {node.id: _as_offered(*devices, node) for node, devices in found.items()}
+        self._devices |= {node.id: _as_offered(devices, quota, node) for node, (devices, quota) in found.items()}
         names = {node.id: self._devices[node.id].name for node in nodes}
         self._connection.device_names |= names
         nodes = tuple(replace(node, device=names[node.id]) for node in nodes)
@@ -118,10 +118,11 @@ def _node_devices(kind: str) -> tuple[Cluster, float]:
 
 def _as_offered(devices: Cluster, quota: float, node: Node) -> Cluster:
     """Returns a node's devices; of cores as many as Ray offers there, which share the memory and the node's quota.
-    Cores with different shares of one are different devices."""
+    Cores with different shares of one, to a tenth, are different devices."""
     if devices.kind == "gpu":
         return devices
-    share = f", {quota / node.total:.0%} of a core" if quota < node.total else ""
+    tenths = max(1, round(10 * min(1.0, quota / node.total)))
+    share = f", {10 * tenths}% of a core" if tenths < 10 else ""
     each = devices.devices * devices.bytes_per_device // node.total
     return replace(devices, bytes_per_device=each, name=devices.name + share)
 

@@ -40,7 +40,7 @@ from suite.pipeline.planning.profile import COPIES
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 11
+VERSION = 12
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()

@@ -180,7 +180,11 @@ class Supervisor:
                 "the mini-batch is unchanged"
             )
         elif self._plan != plan:
-            self._log(f"the run goes on with another plan: layers of each cell {plan.cells} -> {self._plan.cells}")
+            before_each, each = ([share.micro_batches for share in own.shares] for own in (plan, self._plan))
+            parts = f"layers of each cell {plan.cells} -> {self._plan.cells}"
+            if before_each != each:
+                parts += f"; micro-batches of each replica {before_each or 'M'} -> {each or 'M'}"
+            self._log(f"the run goes on with another plan: {parts}")
 
 
 def _content(path: Path) -> bytes | None:

@@ -173,6 +173,8 @@ class CurrentRun:
                 )
                 if is_other:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
+                else:
+                    self.run.shrunk_plan.unlink(missing_ok=True)
             return experiment, self.plan, self.attempt
         raise PlacementError(
             f"{devices} devices are left, and no plan of {requested.experiment.name} fits them{fault}; when others are "

@@ -41,7 +41,7 @@ class StepCheck:
             note(planned.layer_costs.history, planned.step_s, step_s)
         if not disagree(step_s, planned.step_s):
             return
-        kinds = {stage.name for stage in planned.layer_costs.machine.stages} or planned.found_costs
+        kinds = set(planned.rank_devices) or planned.found_costs
         for kind in kinds:
             found = planned.found_costs[kind]
             record = CostRecord.read(found.file) if found.file is not None else None

@@ -23,11 +23,11 @@ from launch.runs.store import RunFolder, find_run, resume_command
 from launch.supervision.stall_report import stall_report
 from launch.tracking.follower import LogTail, log_interval, mean_step_s, split_messages
 from launch.tracking.step_line import WIDTH, figures, headed, validation_line
-from launch.watching.run_data import RunData
 from launch.watching.run_state import Attempt, RunState, read_state
 from launch.worker.heartbeat import read_heartbeats
 from launch.worker.run_plan import RunPlan
 from suite.errors import RunFileError, SettingError
+from suite.paths import read_json
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import last_line
@@ -142,12 +142,13 @@ class WatchView:
         return stall_report(plan, coords, int(attempt.fields["M"]), heartbeats, {})
 
     def _plan(self, attempt: Attempt) -> RunPlan:
-        """Returns the plan; for a pipeline that has shrunk since, one with the same actions but no recomputes: the grid
-        then shows recomputes without their neighbours."""
-        with suppress(RunFileError):  # it is written once the workers have started
-            plan = RunData(self.run).plan
+        """Returns the plan of an attempt: that of a run that lost devices, or the requested one; without either, one
+        with the same actions but no recomputes. The grid then shows recomputes without their neighbours."""
+        for path in (self.run.shrunk_plan, self.run.plan_json):
+            plan = read_json(path) or {}
             if all(plan.get(name) == attempt.fields[name] for name in ("K", "R", "M")):
-                return RunPlan.read(self.run.plan_json)
+                with suppress(RunFileError):
+                    return RunPlan.read(path)
         return RunPlan((), ScheduleConfig("fill_drain", (0,)))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import time
 import traceback
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -254,11 +256,15 @@ def _trackers(
 def _utilization(
     experiment: Experiment, plan: RunPlan, attempt: Attempt, coord: RankCoord, device: torch.device
 ) -> Utilization | None:
-    """Returns what computes MFU and HFU, on the metrics rank."""
-    if not coord.is_metrics_rank or plan.flops is None:
+    """Returns what computes MFU and HFU, on the metrics rank. On several kinds of devices all workers must call it: the
+    mean of their peaks counts."""
+    if plan.flops is None or not (coord.is_metrics_rank or attempt.rank_devices):
         return None
     peak = device_peak(device, experiment.optimizer.precision, attempt.costs)
-    return Utilization(plan.flops, peak, attempt.workers)
+    if attempt.rank_devices:
+        peaks = [each for each, _ in all_gather((peak.flops_per_s, peak.source))]
+        peak = replace(peak, flops_per_s=statistics.fmean(peaks))
+    return Utilization(plan.flops, peak, attempt.workers) if coord.is_metrics_rank else None
 
 
 def _finish(

@@ -100,7 +100,8 @@ class MeasuredLayer:
                 rounds.append(self._round(update))
         names = ("forward_s", "recompute_s", "backward_s", "weight_grad_s", "update_s")
         columns = zip(*rounds[WARM_UPS:], strict=True)
-        mean = statistics.fmean if throttled_periods() > throttled else _ordinary_mean
+        is_stopped = is_host(self._stage.device) and throttled_periods() > throttled
+        mean = statistics.fmean if is_stopped else _ordinary_mean
         count = len(self._stage.layers)
         means = {name: mean(column) / count for name, column in zip(names, columns, strict=True)}
         lower, _, upper = statistics.quantiles(map(sum, rounds[WARM_UPS:]), n=4)

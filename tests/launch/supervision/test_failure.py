@@ -97,6 +97,28 @@ def test_a_run_shrinks_to_its_fastest_shape_with_its_mini_batch_and_micro_batche
     assert sizes(planned, 0) == []
 
 
+def test_a_run_with_unequal_replicas_keeps_its_shares_while_its_kinds_are_there(tmp_path):
+    this = Cluster(2, 2**33, "cpu")
+    whole, equal = (parse_cluster(text, this) for text in ("1xH100+1xP100", "2xP100"))
+    wide = "model.layers=2 model.width=2048 model.feed_forward=8192 pipeline.schedule=1f1b pipeline.micro_batches=8"
+    work = find("t12_400m").at_laptop_scale(this).with_settings(f"{wide} pipeline.stages=1 pipeline.replicas=2")
+    planned, there = try_plan(work, whole, estimated_costs), [whole]
+    session = SimpleNamespace(
+        backend=SimpleNamespace(cluster=lambda: there[0]), is_brief=True,
+        plan=lambda asked: try_plan(asked, there[0], estimated_costs),
+    )  # fmt: skip
+    current = CurrentRun(session, RunFolder(tmp_path), planned, False, None)
+    assert [share.device for share in current.plan.shares] == list(current.attempt.rank_devices) == ["P100", "H100"]
+    assert current.fitted_to(2)[1] is current.plan
+    there[0] = equal
+    _, plan, attempt = current.fitted_to(2)
+    assert (plan.shares, attempt.rank_devices, attempt.shrunk) == ((), (), True)
+    assert RunPlan.read(attempt.input_files[1]) == plan
+    there[0] = whole
+    assert len(current.fitted_to(2)[1].shares) == 2
+    assert not attempt.run.shrunk_plan.exists()
+
+
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_run_keeps_its_plan_while_its_kinds_of_devices_are_there_and_else_gets_another(tmp_path, elastic):
     this = Cluster(2, 2**33, "cpu")
@@ -109,13 +131,13 @@ def test_a_run_keeps_its_plan_while_its_kinds_of_devices_are_there_and_else_gets
         plan=lambda asked: try_plan(asked, there[0], estimated_costs),
     )  # fmt: skip
     current = CurrentRun(session, RunFolder(tmp_path), planned, False, None)
-    before = current.attempt
-    assert sorted(before.rank_devices) == ["H100", "P100"]
-    assert current.fitted_to(4) == (work, current.plan, before)
+    before, requested = current.attempt, current.plan
+    assert sorted(before.rank_devices) == ["H100"] * 2 + ["P100"] * 2
+    assert current.fitted_to(4) == (work, requested, before)
     there[0] = equal
     _, plan, attempt = current.fitted_to(4)
     assert (attempt.workers, attempt.shrunk, attempt.rank_devices) == (4, True, ())
-    assert plan.cells != tuple(planned.plan.layers_per_cell)
+    assert plan != requested
     assert RunPlan.read(attempt.input_files[1]) == plan
     assert current.fitted_to(4)[2] is attempt
     there[0] = few

@@ -1,6 +1,7 @@
 """A run whose replicas have different numbers of micro-batches: the same micro-batches as with equal replicas."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from suite.pipeline.schedule.config import ReplicaShare
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.training.fingerprints import RunFingerprints
 from suite.training.trace import read_traces
-from tests.launch.command_line import losses
+from tests.launch.command_line import gpipe_here, losses, refusal
 from tests.launch.diff.test_diff import right
 from tests.launch.diff.test_replay import trained
 
@@ -63,6 +64,21 @@ def test_gradients_of_each_parameter_and_losses_differ_by_the_order_of_their_sum
     for key in gradients:
         assert unequal[key].distance(equal[key]) <= 1e-6 * equal[key].norm
     np.testing.assert_allclose(losses(runs[1]), losses(runs[0]), rtol=1e-6)
+
+
+def test_recomputes_count_in_hfu_where_a_replica_has_them(runs):
+    """The fast replica, with five of six micro-batches, recomputes four of five forwards of each stage."""
+    equal, unequal = (json.loads((run / "plan.json").read_text())["flops"] for run in runs)
+    forward = equal["model_per_unit"] / 3  # of linear layers; the backward takes twice as many operations
+    assert unequal["hardware_per_unit"] == pytest.approx(equal["hardware_per_unit"] + 4 / 6 * forward, rel=0.1)
+
+
+def test_a_resume_with_equal_replicas_says_that_sums_change_and_a_repeat_is_refused(runs, tmp_path):
+    again = tmp_path / "runs" / runs[1].name
+    shutil.copytree(runs[1], again)
+    assert "so its bits cannot be repeated on this machine" in refusal("diff", "--run", str(again), folder=tmp_path)
+    printed = gpipe_here(tmp_path, "resume", str(again), "--launcher", "local", "--set", "train.steps=4")
+    assert "replicas have other micro-batches than before, so gradients are summed in another order" in printed
 
 
 @pytest.mark.parametrize(("action", "replica", "micro_batch"), [("F0", 0, 0), ("F4", 1, 5), ("R3", 1, 4), ("B4", 1, 5)])

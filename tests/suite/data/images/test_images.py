@@ -202,12 +202,12 @@ def joined(batch):
 def test_the_same_images_however_they_are_dealt_out(data, folder):
     shown = {"flip": True, "crop": "random_shift", "cutout": 3}
     whole = joined(batches(data, folder, micro_batches=1, **shown).batch(7, 0))
-    for replicas, micro_batches in ((1, 5), (2, 3), (3, 1), (4, 4)):
-        dealt = batches(data, folder, replicas, micro_batches, **shown)
-        shares = [dealt.batch(7, replica) for replica in range(replicas)]
+    for counts in ([5], [3, 3], [1, 1, 1], [4] * 4, [1, 5]):
+        dealt = ImageBatches(data, settings(folder, **shown), ImageTrainSettings(batch_images=12), counts)
+        shares = [dealt.batch(7, replica) for replica in range(len(counts))]
         for found, wanted in zip(zip(*map(joined, shares), strict=True), whole, strict=True):
             assert torch.cat(found).equal(wanted)
-        assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(replicas)]
+        assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(len(counts))]
         assert {share.divisor for share in shares} == {12.0}
 
 
