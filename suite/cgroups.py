@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 TREE, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -32,14 +34,26 @@ def cpu_quota(tree: Path = TREE, own: Path = OWN) -> float:
     return min(limits)
 
 
-def throttled_periods(tree: Path = TREE, own: Path = OWN) -> int:
-    """Returns in how many periods, of 100 ms mostly, a CPU quota has stopped this process's groups."""
-    count = 0
-    for group in _groups("cpu", tree, own):
-        with suppress(OSError):
-            for name, _, value in (line.partition(" ") for line in (group / "cpu.stat").read_text().splitlines()):
-                count += int(value) if name == "nr_throttled" else 0
-    return count
+@dataclass(frozen=True)
+class QuotaPeriods:
+    """How many periods of its CPU quotas, by default 100 ms each, this process's groups have run in, and in how many of
+    these a quota stopped them."""
+
+    run: int
+    stopped: int
+
+    @staticmethod
+    def now(tree: Path = TREE, own: Path = OWN) -> QuotaPeriods:
+        counts: Counter[str] = Counter()
+        for group in _groups("cpu", tree, own):
+            with suppress(OSError):
+                lines = [line.split() for line in (group / "cpu.stat").read_text().splitlines()]
+                counts.update({name: int(value) for name, value in lines})
+        return QuotaPeriods(counts["nr_periods"], counts["nr_throttled"])
+
+    def mostly_stopped_since(self, earlier: QuotaPeriods) -> bool:
+        """Whether a quota stopped the groups in most periods since then."""
+        return 2 * (self.stopped - earlier.stopped) > self.run - earlier.run
 
 
 def memory_limit_bytes(tree: Path = TREE, own: Path = OWN) -> int:

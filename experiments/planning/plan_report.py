@@ -208,8 +208,8 @@ class PlanReport:
             "memory",
             *self._interval_line(),
             f"  bubble {plan.timeline.bubble:.1%}{where}, {in_figures(self.units_per_second)} "
-            f"{self.experiment.unit}/s, largest stage {fullest.peak_bytes / GIB:.2f} of {limit_bytes / GIB:.2f} GiB"
-            f"{_reserve_text(plan.machine, limit_bytes)}{self._process_text(fullest)}",
+            f"{self.experiment.unit}/s, largest stage{where} {fullest.peak_bytes / GIB:.2f} of "
+            f"{limit_bytes / GIB:.2f} GiB{_reserve_text(plan.machine, limit_bytes)}{self._process_text(fullest)}",
             f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
             f"{self._duration()}",
             *_alternative_lines(plan),

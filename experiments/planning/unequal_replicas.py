@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
@@ -32,9 +32,9 @@ from suite.settings import PipelineSettings
 
 
 def shares_of(seconds: Sequence[float], stages: int, micro_batches: int) -> list[int]:
-    """Returns how many of ``micro_batches`` each replica gets, one at least, so that the last one ends as early as
-    possible. ``seconds`` are those of a micro-batch on each replica; with m of them it takes m + K - 1 times as long
-    (paper, section 2.3)."""
+    """Returns how many of ``micro_batches`` each replica gets, one at least, so that the last backward ends as early as
+    possible. ``seconds`` are those of a micro-batch on each replica; m of them take m + K - 1 times as long (paper,
+    section 2.3)."""
     shares = [1] * len(seconds)
     ends = [(each * (1 + stages), at) for at, each in enumerate(seconds)]
     heapq.heapify(ends)
@@ -89,21 +89,22 @@ def with_unequal_replicas(
     """Returns the fastest plan with so many replicas on each kind that is ``used``. ``found`` are the costs of each
     kind, ``whole`` those of the cluster. Raises PlanError if none fits."""
     pipeline = work.pipeline
-    sides, tries, faults = _sides(work, cluster, used, found, whole), [], []
-    for leader in sides:
+    tries: list[list[tuple[Plan, _Side]]] = []
+    sides = _sides(work, cluster, used, found, whole)
+    seconds = [found[side.kind.label].seconds for side in sides]
+    for _ in range(2):  # the second time with the recomputes that the first plans chose
+        sides = _with_shares(sides, seconds, pipeline)
         try:
-            best = leader.plan(pipeline)
-            if best.pipeline.schedule in FROM_ROWS:
-                raise PlanError(["only a searched schedule fits, which is of as many micro-batches in all replicas"])
-            best = replace(best, pipeline=best.pipeline.model_copy(update={"remat": pipeline.remat}))
-            tries.append([best if side is leader else side.plan_like(best) for side in sides])
-        except PlanError as error:
-            faults += [f"replicas on {leader.kind.label}: {fault}" for fault in error.errors]
-    if not tries:
-        raise PlanError(faults)
-    plans = min(tries, key=lambda plans: max(plan.step_s for plan in plans))
+            plans = _plans(sides, pipeline)
+        except PlanError:
+            if not tries:
+                raise
+            break
+        tries.append(list(zip(plans, sides, strict=True)))
+        seconds = [plan.step_s / (max(side.shares) + pipeline.stages - 1) for plan, side in tries[-1]]
+    fastest = min(tries, key=lambda pairs: max(plan.step_s for plan, _ in pairs))
     # the slowest is replica 0, with which a run's trace is compared
-    ranked = sorted(zip(plans, sides, strict=True), key=lambda pair: -pair[0].step_s)
+    ranked = sorted(fastest, key=lambda pair: -pair[0].step_s)
     (slowest, first), placement = ranked[0], _joined([side.placement for _, side in ranked])
     device = StageDevice(first.kind.label, slowest.machine.memory_limit_bytes, first.costs.costs)
     plan = replace(
@@ -119,6 +120,24 @@ def with_unequal_replicas(
     notes = (*network_notes(placement, cluster, [kind.label for kind, _ in used]), *_notes(ranked))
     parameters = model_facts(work).parameters
     return PlanReport(work, cluster, found, first.costs, plan, parameters, notes, placement, shares=shares)
+
+
+def _plans(sides: Sequence[_Side], pipeline: PipelineSettings) -> list[Plan]:
+    """Returns the plan of each kind, with the cells and actions that are best for one of them: for the one with which
+    the slowest is fastest. Raises PlanError if none fits all."""
+    tries, faults = [], []
+    for leader in sides:
+        try:
+            best = leader.plan(pipeline)
+            if best.pipeline.schedule in FROM_ROWS:
+                raise PlanError(["only a searched schedule fits, which is of as many micro-batches in all replicas"])
+            best = replace(best, pipeline=best.pipeline.model_copy(update={"remat": pipeline.remat}))
+            tries.append([best if side is leader else side.plan_like(best) for side in sides])
+        except PlanError as error:
+            faults += [f"replicas on {leader.kind.label}: {fault}" for fault in error.errors]
+    if not tries:
+        raise PlanError(faults)
+    return min(tries, key=lambda plans: max(plan.step_s for plan in plans))
 
 
 def replicas_of_kinds(
@@ -143,21 +162,26 @@ def _sides(
     found: Mapping[str, LayerCosts],
     whole: LayerCosts,
 ) -> list[_Side]:
-    """Returns the replicas of each kind, with the links of all that are used."""
+    """Returns the replicas of each kind, without micro-batches, and with the links of all that are used."""
     pipeline = work.pipeline
     each = bytes_per_parameter(work.optimizer, pipeline.replicas)
     placements = [place(kind.nodes, pipeline.stages, count) for kind, count in used]
-    seconds = [found[kind.label].seconds for kind, count in used for _ in range(count)]
-    shares = iter(shares_of(seconds, pipeline.stages, pipeline.replicas * pipeline.micro_batches))
     together, links, sides = _joined(placements), {kind.label: found[kind.label] for kind, _ in used}, []
-    for (kind, count), placement in zip(used, placements, strict=True):
+    for (kind, _), placement in zip(used, placements, strict=True):
         costs = costs_of_run(with_seconds_of(whole, kind.label, links), work, kind)
         machine = within_memory(replace(costs.machine, memory_limit_bytes=kind.bytes_per_device), work, kind, placement)
         reduce = across_nodes(machine, together, cluster).reduce_bytes_per_s
         machine = replace(across_nodes(machine, placement, kind), reduce_bytes_per_s=reduce)
-        own = [next(shares) for _ in range(count)]
-        sides.append(_Side(kind, own, replace(costs, machine=machine), each, placement))
+        sides.append(_Side(kind, (), replace(costs, machine=machine), each, placement))
     return sides
+
+
+def _with_shares(sides: Sequence[_Side], seconds: Sequence[float], pipeline: PipelineSettings) -> list[_Side]:
+    """Returns the replicas with their micro-batches, of which one takes ``seconds`` on each kind."""
+    counts = [side.placement.replicas for side in sides]
+    of_replicas = [each for each, count in zip(seconds, counts, strict=True) for _ in range(count)]
+    shares = iter(shares_of(of_replicas, pipeline.stages, pipeline.replicas * pipeline.micro_batches))
+    return [replace(side, shares=list(islice(shares, count))) for side, count in zip(sides, counts, strict=True)]
 
 
 def _joined(placements: Sequence[Placement]) -> Placement:

@@ -118,11 +118,11 @@ def _node_devices(kind: str) -> tuple[Cluster, float]:
 
 def _as_offered(devices: Cluster, quota: float, node: Node) -> Cluster:
     """Returns a node's devices; of cores as many as Ray offers there, which share the memory and the node's quota.
-    Cores with different shares of one, to a tenth, are different devices."""
+    Cores with different shares of one, to 5%, are different devices."""
     if devices.kind == "gpu":
         return devices
-    tenths = max(1, round(10 * min(1.0, quota / node.total)))
-    share = f", {10 * tenths}% of a core" if tenths < 10 else ""
+    percent = max(5, 5 * round(20 * min(1.0, quota / node.total)))
+    share = f", {percent}% of a core" if percent < 100 else ""
     each = devices.devices * devices.bytes_per_device // node.total
     return replace(devices, bytes_per_device=each, name=devices.name + share)
 

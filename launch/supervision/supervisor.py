@@ -180,11 +180,11 @@ class Supervisor:
                 "the mini-batch is unchanged"
             )
         elif self._plan != plan:
-            before_each, each = ([share.micro_batches for share in own.shares] for own in (plan, self._plan))
-            parts = f"layers of each cell {plan.cells} -> {self._plan.cells}"
-            if before_each != each:
-                parts += f"; micro-batches of each replica {before_each or 'M'} -> {each or 'M'}"
-            self._log(f"the run goes on with another plan: {parts}")
+            shares = [own.coord(0, now).shares(now.micro_batches) for own in (plan, self._plan)]
+            changes = f"layers of each cell {plan.cells} -> {self._plan.cells}"
+            if shares[0] != shares[1]:
+                changes += f"; micro-batches of each replica {shares[0]} -> {shares[1]}"
+            self._log(f"the run goes on with another plan: {changes}")
 
 
 def _content(path: Path) -> bytes | None:

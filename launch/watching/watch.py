@@ -144,7 +144,8 @@ class WatchView:
     def _plan(self, attempt: Attempt) -> RunPlan:
         """Returns the plan of an attempt: that of a run that lost devices, or the requested one; without either, one
         with the same actions but no recomputes. The grid then shows recomputes without their neighbours."""
-        for path in (self.run.shrunk_plan, self.run.plan_json):
+        written = [path for path in (self.run.shrunk_plan, self.run.plan_json) if path.exists()]
+        for path in sorted(written, key=lambda path: path.stat().st_mtime, reverse=True):
             plan = read_json(path) or {}
             if all(plan.get(name) == attempt.fields[name] for name in ("K", "R", "M")):
                 with suppress(RunFileError):

@@ -262,8 +262,7 @@ def _utilization(
         return None
     peak = device_peak(device, experiment.optimizer.precision, attempt.costs)
     if attempt.rank_devices:
-        peaks = [each for each, _ in all_gather((peak.flops_per_s, peak.source))]
-        peak = replace(peak, flops_per_s=statistics.fmean(peaks))
+        peak = replace(peak, flops_per_s=statistics.fmean(all_gather(peak.flops_per_s)))
     return Utilization(plan.flops, peak, attempt.workers) if coord.is_metrics_rank else None
 
 

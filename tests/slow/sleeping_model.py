@@ -31,7 +31,7 @@ class Sleeps(nn.Linear):
         self.row_s = row_s
 
     def forward(self, x):
-        return super().forward(Sleep.apply(x, len(x) * self.row_s))
+        return Sleep.apply(super().forward(x), len(x) * self.row_s)
 
 
 def sleeps():

@@ -72,10 +72,14 @@ def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
 
 
 def replica_share(micro_batches: int, replica: int, shares: Sequence[int]) -> slice:
-    """Returns which of a mini-batch's micro-batches are a replica's. ``shares`` are those of each replica; where there
-    are fewer in all, each gets its part of them, some perhaps none."""
-    begin, end = (-(-micro_batches * sum(shares[:count]) // sum(shares)) for count in (replica, replica + 1))
-    return slice(begin, end)
+    """Returns which of a mini-batch's micro-batches are a replica's. ``shares`` are those of each replica. Where there
+    are fewer in all, each gets one as far as they go, and its part of the others."""
+    rest, others = max(0, micro_batches - len(shares)), max(1, sum(shares) - len(shares))
+
+    def begin(of: int) -> int:
+        return min(of, micro_batches) - (-rest * (sum(shares[:of]) - of) // others)
+
+    return slice(begin(replica), begin(replica + 1))
 
 
 class LazyMiniBatches(Sequence[ReplicaBatch]):

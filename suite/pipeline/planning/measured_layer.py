@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.cgroups import throttled_periods
+from suite.cgroups import QuotaPeriods
 from suite.device import is_host, synchronize
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, frozen_values, trainable
@@ -91,8 +91,8 @@ class MeasuredLayer:
         self, make_update: Callable[[nn.Module], Update], synchronize: Synchronize, least_s: float
     ) -> dict[str, float]:
         """Returns mean seconds of forward, recompute, backward, deferred weight gradients and update, and the rounds'
-        spread. Where a CPU quota stops the process now and then, a run loses these times too, so they count."""
-        update, throttled = make_update(self._stage.layers), throttled_periods()
+        spread. Where a CPU quota stops the process in most periods, as it will in a run, all rounds count."""
+        update, before = make_update(self._stage.layers), QuotaPeriods.now()
         rounds: list[tuple[float, ...]] = []
         deadline_s = time.perf_counter() + least_s
         with self._stage.weights_cast_once():
@@ -100,7 +100,7 @@ class MeasuredLayer:
                 rounds.append(self._round(update))
         names = ("forward_s", "recompute_s", "backward_s", "weight_grad_s", "update_s")
         columns = zip(*rounds[WARM_UPS:], strict=True)
-        is_stopped = is_host(self._stage.device) and throttled_periods() > throttled
+        is_stopped = is_host(self._stage.device) and QuotaPeriods.now().mostly_stopped_since(before)
         mean = statistics.fmean if is_stopped else _ordinary_mean
         count = len(self._stage.layers)
         means = {name: mean(column) / count for name, column in zip(names, columns, strict=True)}

@@ -50,11 +50,16 @@ SETTINGS = "tracking.wandb=disabled train.threads=1 train.checkpoint_every=3"
 
 
 @pytest.fixture
-def nodes(tmp_path):
+def cores():
+    return 2
+
+
+@pytest.fixture
+def nodes(tmp_path, cores):
     own = Path("/proc/cpuinfo").read_text().splitlines()
     lines = ["model name : a slow processor" if line.startswith("model name") else line for line in own]
     (tmp_path / "cpuinfo").write_text("\n".join(lines) + "\n")
-    made = Apart(f"mount --bind {tmp_path / 'cpuinfo'} /proc/cpuinfo", cores=2)
+    made = Apart(f"mount --bind {tmp_path / 'cpuinfo'} /proc/cpuinfo", cores)
     yield made
     made.end()
 
@@ -100,6 +105,7 @@ def test_each_kind_of_node_has_the_stages_that_suit_it_with_the_same_losses_also
     assert losses(run) == losses(experiment(tmp_path / "here", f"pipeline.stages=1 {shape}"))
 
 
+@pytest.mark.parametrize("cores", [1])
 def test_a_replica_on_a_slow_node_gets_fewer_micro_batches_also_after_a_death(nodes, tmp_path):
     kill = hook([{"fault": "kill", "replica": 1, "stage": 0, "step": 7, "action": "B0"}])
     run = experiment(tmp_path / "ray", "pipeline.stages=1", RAY_ADDRESS=nodes.cluster.address, **{VARIABLE: kill})

@@ -20,15 +20,18 @@ def test_sizes_cover_the_mini_batch_evenly_and_none_is_empty(examples, micro_bat
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 9), min_size=1, max_size=8))
-def test_each_replica_has_its_part_of_the_micro_batches(micro_batches, shares):
+def test_each_replica_has_one_micro_batch_and_its_part_of_the_others(micro_batches, shares):
+    micro_batches = min(micro_batches, sum(shares))  # no mini-batch has more
     parts = [replica_share(micro_batches, replica, shares) for replica in range(len(shares))]
     assert [at for part in parts for at in range(micro_batches)[part]] == list(range(micro_batches))
-    for part, share in zip(parts, shares, strict=True):
-        assert abs((part.stop - part.start) - micro_batches * share / sum(shares)) < 1
-    if micro_batches == sum(shares):
-        assert [part.stop - part.start for part in parts] == shares
-    if len(set(shares)) == 1 and micro_batches >= len(shares):
-        assert all(part.stop > part.start for part in parts)
+    counts = [part.stop - part.start for part in parts]
+    assert micro_batches != sum(shares) or counts == shares
+    assert micro_batches < len(shares) or min(counts) >= 1
+    assert micro_batches > len(shares) or max(counts) <= 1
+    rest, others = micro_batches - len(shares), sum(shares) - len(shares)
+    if rest > 0 and others > 0:
+        for count, share in zip(counts, shares, strict=True):
+            assert abs(count - 1 - rest * (share - 1) / others) < 1
 
 
 def test_split_keeps_order_and_pairs_up():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from experiments.tables import sleeping
 from experiments.tables.sleeping import SyntheticLayer
+from suite.cgroups import QuotaPeriods
 from suite.pipeline.planning import measured_layer as measuring
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import check_costs
@@ -337,11 +338,12 @@ def test_rounds_drawn_out_by_other_work_do_not_count():
 
 
 def test_where_a_quota_stops_the_process_those_rounds_count_too(monkeypatch):
-    periods = iter((4, 5))
-    monkeypatch.setattr(measuring, "throttled_periods", lambda: next(periods))
+    periods = iter((QuotaPeriods(7, 4), QuotaPeriods(9, 6)))
+    monkeypatch.setattr(QuotaPeriods, "now", lambda: next(periods))
     rounds = iter([(0.0,) * 5] * WARM_UPS + [(1.0,) * 5, (1.0,) * 5, (4.0,) * 5])
     layer = SimpleNamespace(
-        _stage=SimpleNamespace(layers=[None], weights_cast_once=nullcontext), _round=lambda update: next(rounds)
+        _stage=SimpleNamespace(layers=[None], weights_cast_once=nullcontext, device=torch.device("cpu")),
+        _round=lambda update: next(rounds),
     )
     wishes = iter([True] * (WARM_UPS + 3) + [False])
     found = MeasuredLayer.seconds(layer, lambda layers: None, lambda wish: next(wishes), 0.0)
