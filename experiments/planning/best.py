@@ -21,10 +21,11 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures, in_hours, in_seconds
 from experiments.planning.plan_report import CostModel, PlanReport, schedule_name
-from experiments.planning.single_plan import compared, try_plan, with_step_interval
+from experiments.planning.single_plan import compared, numbers_of_micro_batches, try_plan, with_step_interval
 from suite.errors import PlanError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.planning.simulate import Links
 from suite.settings import AUTO, PipelineSettings
 
@@ -160,18 +161,35 @@ def largest_shapes(most: Mapping[int, int], least: int = 1) -> tuple[_Shapes, _S
 def _fitting(
     work: Experiment, groups: Iterable[_Shapes], cluster: Cluster, cost_model: CostModel, log: Log
 ) -> list[PlanReport]:
-    """Returns the plans of the first group that has any that fit, the fastest first. Raises the last fault if none."""
+    """Returns the plans of the first group that has any that fit, the fastest first; those that cannot be among the
+    first SHOWN are left out. Raises the last fault if none."""
     for shapes in groups:
         plans = []
         for stages, replicas in shapes:
             log(f"K = {stages}, R = {replicas}")
+            shape = _with(work, (), stages=stages, replicas=replicas)
+            shown = _sorted(plans)[:SHOWN]
+            if len(shown) == SHOWN and _least_step_s(shape, cluster, cost_model) >= shown[-1].step_s:
+                continue
             try:
-                plans.append(try_plan(_with(work, (), stages=stages, replicas=replicas), cluster, cost_model))
+                plans.append(try_plan(shape, cluster, cost_model))
             except PlanError as error:
                 fault = error
         if plans:
             return _sorted(plans)
     raise fault
+
+
+def _least_step_s(work: Experiment, cluster: Cluster, cost_model: CostModel) -> float:
+    """Returns a bound of a step of one cell a stage on declared devices of one kind: the slowest stage of the most even
+    cut, with the fewest micro-batches. More of them take no less in all. Elsewhere returns 0."""
+    pipeline = work.pipeline
+    if cluster.device is None or cluster.parts or pipeline.schedule != "1f1b" or pipeline.virtual_stages > 1:
+        return 0.0
+    fewest = next(numbers_of_micro_batches(work))
+    seconds = [cost.recompute_s + cost.backward_s for cost in cost_model(fewest, cluster).costs]
+    cells = cell_ranges(partition(seconds, pipeline.stages), len(seconds))
+    return fewest.pipeline.micro_batches * max(sum(seconds[layer] for layer in cell) for cell in cells)
 
 
 def _sorted(plans: Sequence[PlanReport]) -> list[PlanReport]:

@@ -31,7 +31,7 @@ SCHEDULES = (
 )  # fmt: skip
 
 
-FEW = (0, 1, 2, 4, 6, 9)
+FEW = (0, 2, 4, 6, 9)
 """Which of these schedules are tried with more workers than two, where there are more shapes."""
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
+from experiments.planning import best
 from experiments.planning.best import best_plans, settings_of
 from experiments.planning.plan_report import PlanReport
 from experiments.planning.planner import plan_workload
@@ -41,6 +42,21 @@ def test_no_other_setting_is_planned_faster(cluster: str) -> None:
             others.append(try_plan(other, devices, estimated_costs).step_s)
     assert plans[0].step_s <= 1.01 * min(others)  # M was chosen with 1F1B
     assert [plan.step_s for plan in plans] == sorted(plan.step_s for plan in plans)
+
+
+@pytest.mark.parametrize("cluster", ["16xH100", "12x16GiB"])
+def test_only_shapes_that_cannot_be_among_the_fastest_are_left_out(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, devices = translation(FREE), parse_cluster(cluster, LAPTOP)
+    monkeypatch.setattr(best, "SHOWN", 2)
+    left = best.first_plans(work, devices, estimated_costs, set())
+    bound = best._least_step_s
+    monkeypatch.setattr(best, "_least_step_s", lambda *_: 0.0)
+    every = best.first_plans(work, devices, estimated_costs, set())
+    assert list(map(shape, left[:2])) == list(map(shape, every[:2]))
+    assert len(left) < len(every)
+    assert all(0 < bound(report.experiment, devices, estimated_costs) <= report.step_s for report in every)
 
 
 @pytest.mark.slow
