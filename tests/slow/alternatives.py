@@ -31,21 +31,22 @@ SCHEDULES = (
 )  # fmt: skip
 
 
-FEW = (0, 2, 4, 6, 9)
-"""Which of these schedules are tried with more workers than two, where there are more shapes."""
+FEW = ("1f1b pipeline.remat=never", "zero_bubble pipeline.remat=never", "auto")
+"""The schedules with more workers than two, where there are more shapes."""
 
 
 def alternatives(workers: int) -> list[str]:
     """Returns the settings of K x R of at most so many workers, with useful M, schedules and recomputes."""
-    powers, few = [1 << power for power in range(workers.bit_length())], workers > 2
+    powers = [1 << power for power in range(workers.bit_length())]
+    factors, schedules, remats = ((1, 2, 4, 8), SCHEDULES, ("never", "except_last"))
+    if workers > 2:
+        factors, schedules, remats = (1, 4), FEW, ("never",)
     shapes = [
-        *product([1], powers, (1, 4) if few else (1, 2, 4, 8), ("pipeline.remat=never", "pipeline.remat=except_last")),
+        *product([1], powers, factors, [f"pipeline.remat={remat}" for remat in remats]),
         *(
             (stages, replicas, factor * stages, f"pipeline.schedule={schedule}")
-            for stages, replicas in product(powers[1:], powers)
+            for stages, replicas, factor, schedule in product(powers[1:], powers, factors, schedules)
             if stages * replicas <= workers
-            for factor in ((1, 4) if few else (1, 2, 4, 8))
-            for schedule in ([SCHEDULES[at] for at in FEW] if few else SCHEDULES)
         ),
     ]
     return [
