@@ -83,7 +83,7 @@ def test_stages_go_to_the_devices_that_they_are_planned_on(session):
     """Two replicas of a stage on each of two nodes: the ranks of a node do not follow one another."""
     session.nodes[:] = [Node("1", "a", 2, 2, "fast"), Node("2", "b", 2, 2, "slow")]
     session.experiment.pipeline.replicas = 2
-    session.attempt.rank_devices = ("slow", "fast")
+    session.attempt.rank_devices = ("slow", "fast") * 2
     placed = []
     session.agents_are(lambda attempt, experiment, ids, *_: placed.append(ids) or FakeAgents())
     session.begin()
@@ -93,7 +93,7 @@ def test_stages_go_to_the_devices_that_they_are_planned_on(session):
 def test_a_kind_of_device_that_lacks_is_named(session):
     session.nodes[:] = [Node("1", "a", 3, 3, "fast"), Node("2", "b", 1, 1, "slow")]
     session.experiment.pipeline.replicas = 2
-    session.attempt.rank_devices = ("slow", "fast")
+    session.attempt.rank_devices = ("slow", "fast") * 2
     with pytest.raises(BusyError, match=r"K = 2 stages .* on 2 devices of kind slow; 1 of 1 are free"):
         session.begin()
 

@@ -242,7 +242,7 @@ def test_each_kind_of_device_has_its_own_costs_which_a_plan_uses_and_a_smaller_r
         Cluster(2, size * GIB, "cpu", (Node(name, name, 2, 2, name),), name=name)
         for name, size in (("fast", 4), ("slow", 5))
     ]
-    asked = work(shape=replace(TINY, layers=6), replicas=2, remat="never")
+    asked = work(shape=replace(TINY, layers=6), replicas=2, remat="never").with_settings("pipeline.micro_batches=2")
     report = plan_workload(asked, of_kinds(kinds), MeasuredCosts(tmp_path, ignore, Mixed()))
     cells = dict(zip(report.plan.device_names, report.plan.layers_per_cell, strict=True))
     assert cells == {"fast": 6, "slow": 2}
