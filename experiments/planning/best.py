@@ -164,7 +164,7 @@ def _fitting(
     """Returns the plans of the first group that has any that fit, the fastest first; those that cannot be among the
     first SHOWN are left out. Raises the last fault if none."""
     for shapes in groups:
-        plans = []
+        plans: list[PlanReport] = []
         for stages, replicas in shapes:
             log(f"K = {stages}, R = {replicas}")
             shape = _with(work, (), stages=stages, replicas=replicas)
