@@ -72,6 +72,7 @@ ORDER = [
     "suite/paths",
     "suite/log",
     "suite/device",
+    "suite/cgroups",
     "suite/errors",
 ]
 """Each package, and each file outside of one, above all that it may import."""
