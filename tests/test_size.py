@@ -35,7 +35,7 @@ BUDGETS = {
     "experiments/huggingface": 1015,
     "experiments/images": 275,
     "experiments/language_model": 232,
-    "experiments/planning": 1840,
+    "experiments/planning": 1857,
     "experiments/report": 284,
     "experiments/scaling": 137,
     "experiments/sweeps": 2386,

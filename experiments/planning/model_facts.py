@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
 
 from experiments.base.cluster import Cluster
-from experiments.base.experiment import Experiment
 from experiments.base.workload import Measurable
 from experiments.planning.plan_report import LayerCosts
 from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of, trainable
-from suite.pipeline.planning.devices import P2P_BYTES, Machine, collective_bytes
+from suite.pipeline.planning.devices import P2P_BYTES, collective_bytes
 from suite.pipeline.planning.memory import FROZEN_BYTES, bytes_per_parameter
-from suite.pipeline.planning.placement import Placement
 from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES
 from suite.settings import OptimizerSettings
 from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES
 from suite.training.update_rule import state_shapes
-
-RESERVES = {"gpu": 0.05, "cpu": 0.3}
-"""The share of a device's memory that plans leave free. CPU workers, whose C heap keeps freed blocks, were 20 to 37%
-larger than their plan (measured: docs/performance.md), and the driver takes 0.3 GiB."""
 
 
 @dataclass(frozen=True)
@@ -107,39 +100,3 @@ def costs_of_run(layer_costs: LayerCosts, work: Measurable, cluster: Cluster) ->
         bucket = min(2 * ACCELERATOR_BUCKET_BYTES, 4 * facts.parameters) if pipeline.replicas > 1 else 0
         machine = replace(machine, p2p_bytes=P2P_BYTES, process_bytes=machine.process_bytes + collectives + bucket)
     return replace(layer_costs, costs=costs, machine=machine)
-
-
-def shares_cores(cluster: Cluster) -> bool:
-    """Whether workers may share the cores of this machine. A declared cluster has no more devices than declared."""
-    return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
-
-
-def within_memory(machine: Machine, work: Experiment, cluster: Cluster, placement: Placement | None = None) -> Machine:
-    """Returns the machine with what a plan may use of its memory."""
-    machine = with_share_of_host(machine, work, cluster, placement)
-    reserve = reserved_bytes(work, cluster, machine.memory_limit_bytes)
-    return replace(machine, memory_limit_bytes=machine.memory_limit_bytes - reserve, reserve=reserve)
-
-
-def with_share_of_host(
-    machine: Machine, work: Experiment, cluster: Cluster, placement: Placement | None = None
-) -> Machine:
-    """Returns the machine with each worker's share of the memory of its host, and of the cores of this one. Devices
-    that are declared or accelerators are not shared."""
-    if cluster.kind == "gpu" or cluster.device is not None:
-        return machine
-    if shares_cores(cluster):
-        workers = work.pipeline.stages * work.pipeline.replicas
-        share = cluster.bytes_per_device * cluster.devices // workers
-        return replace(machine, memory_limit_bytes=share, cores=cluster.devices)
-    if placement is None:
-        return machine
-    used = Counter(placement.ids)
-    share = min(cluster.bytes_per_device * node.total // used[node.id] for node in placement.nodes)
-    return replace(machine, memory_limit_bytes=share)
-
-
-def reserved_bytes(work: Measurable, cluster: Cluster, memory: int) -> int:
-    """Returns the bytes of a device that a plan leaves free."""
-    share = work.pipeline.memory_reserve
-    return int((RESERVES[cluster.kind] if share is None else share) * memory)

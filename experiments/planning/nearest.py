@@ -16,7 +16,7 @@ from itertools import islice
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.planning.best import PIPELINE_NAMES, changed_settings, freed, most_replicas
-from experiments.planning.model_facts import shares_cores
+from experiments.planning.memory_limits import shares_cores
 from experiments.planning.plan_report import CostModel, PlanReport
 from experiments.planning.single_plan import MOST_DOUBLINGS, numbers_of_micro_batches, try_plan
 from suite.errors import PlanError, SettingError

@@ -14,7 +14,8 @@ from experiments.base.figures import in_seconds
 from experiments.base.hints import option
 from experiments.base.setting_faults import faults_of
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import costs_of_run, model_facts, reserved_bytes, shares_cores, with_share_of_host
+from experiments.planning.memory_limits import reserved_bytes, shares_cores, with_share_of_host
+from experiments.planning.model_facts import costs_of_run, model_facts
 from experiments.planning.nearest import nearest_plan
 from experiments.planning.plan_report import CostModel, LayerCosts, PlanReport
 from experiments.planning.single_plan import (

@@ -13,7 +13,8 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_seconds
 from experiments.base.workload import Measurable
-from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts, shares_cores, within_memory
+from experiments.planning.memory_limits import shares_cores, within_memory
+from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central
 from experiments.planning.unequal import on_unequal_devices, slowest, with_seconds_of

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.planning.model_facts import reserved_bytes
+from experiments.planning.memory_limits import reserved_bytes
 from experiments.planning.plan_report import LayerCosts
 from suite.errors import PlacementError
 from suite.pipeline.planning.costs import LayerCost

@@ -17,7 +17,8 @@ from itertools import chain, islice
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.planning.model_facts import costs_of_run, model_facts, within_memory
+from experiments.planning.memory_limits import within_memory
+from experiments.planning.model_facts import costs_of_run, model_facts
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LayerCosts, PlanReport
 from experiments.planning.unequal import with_seconds_of
@@ -46,7 +47,7 @@ def shares_of(seconds: Sequence[float], stages: int, micro_batches: int) -> list
 
 
 @dataclass(frozen=True)
-class _Side:
+class _ReplicaGroup:
     """The replicas on one kind of devices."""
 
     kind: Cluster
@@ -59,12 +60,14 @@ class _Side:
 
     def plan(self, pipeline: PipelineSettings) -> Plan:
         """Returns the plan that is best for this kind. Raises PlanError if none fits."""
-        return make_plan(self.costs.costs, self._own(pipeline), self.parameter_bytes, self.costs.machine)
+        return make_plan(self.costs.costs, self._with_micro_batches(pipeline), self.parameter_bytes, self.costs.machine)
 
     def plan_like(self, other: Plan) -> Plan:
         """Returns the plan with the cells and the actions of another; recomputes are its own if the plan chooses them.
         Raises PlanError if it does not fit."""
-        fit = MemoryFit(self.costs.costs, self._own(other.pipeline), self.parameter_bytes, self.costs.machine)
+        fit = MemoryFit(
+            self.costs.costs, self._with_micro_batches(other.pipeline), self.parameter_bytes, self.costs.machine
+        )
         ranges, config = [range(cell.begin, cell.end) for cell in other.cells], other.schedule_config
         if other.pipeline.remat == "auto":
             config = replace(config, max_live_graphs=fit.max_live_graphs(ranges))
@@ -75,7 +78,7 @@ class _Side:
             raise PlanError([f"{stage}, the {self.kind.label} has {limit / GIB:.2f} GiB"])
         return plan
 
-    def _own(self, pipeline: PipelineSettings) -> PipelineSettings:
+    def _with_micro_batches(self, pipeline: PipelineSettings) -> PipelineSettings:
         return pipeline.model_copy(update={"micro_batches": max(self.shares)})
 
 
@@ -89,23 +92,23 @@ def with_unequal_replicas(
     """Returns the fastest plan with so many replicas on each kind that is ``used``. ``found`` are the costs of each
     kind, ``whole`` those of the cluster. Raises PlanError if none fits."""
     pipeline = work.pipeline
-    tries: list[list[tuple[Plan, _Side]]] = []
-    sides = _sides(work, cluster, used, found, whole)
-    seconds = [found[side.kind.label].seconds for side in sides]
+    tries: list[list[tuple[Plan, _ReplicaGroup]]] = []
+    groups = _groups(work, cluster, used, found, whole)
+    seconds = [found[group.kind.label].seconds for group in groups]
     for _ in range(2):  # the second time with the recomputes that the first plans chose
-        sides = _with_shares(sides, seconds, pipeline)
+        groups = _with_shares(groups, seconds, pipeline)
         try:
-            plans = _plans(sides, pipeline)
+            plans = _plans(groups, pipeline)
         except PlanError:
             if not tries:
                 raise
             break
-        tries.append(list(zip(plans, sides, strict=True)))
-        seconds = [plan.step_s / (max(side.shares) + pipeline.stages - 1) for plan, side in tries[-1]]
+        tries.append(list(zip(plans, groups, strict=True)))
+        seconds = [plan.step_s / (max(group.shares) + pipeline.stages - 1) for plan, group in tries[-1]]
     fastest = min(tries, key=lambda pairs: max(plan.step_s for plan, _ in pairs))
     # the slowest is replica 0, with which a run's trace is compared
     ranked = sorted(fastest, key=lambda pair: -pair[0].step_s)
-    (slowest, first), placement = ranked[0], _joined([side.placement for _, side in ranked])
+    (slowest, first), placement = ranked[0], _joined([group.placement for _, group in ranked])
     device = StageDevice(first.kind.label, slowest.machine.memory_limit_bytes, first.costs.costs)
     plan = replace(
         slowest,
@@ -113,26 +116,26 @@ def with_unequal_replicas(
         machine=replace(slowest.machine, stages=(device,) * pipeline.stages),
     )
     shares = tuple(
-        ReplicaShare(side.kind.label, share, each.schedule_config.max_live_graphs)
-        for each, side in ranked
-        for share in side.shares
+        ReplicaShare(group.kind.label, share, each.schedule_config.max_live_graphs)
+        for each, group in ranked
+        for share in group.shares
     )
     notes = (*network_notes(placement, cluster, [kind.label for kind, _ in used]), *_notes(ranked))
     parameters = model_facts(work).parameters
     return PlanReport(work, cluster, found, first.costs, plan, parameters, notes, placement, shares=shares)
 
 
-def _plans(sides: Sequence[_Side], pipeline: PipelineSettings) -> list[Plan]:
+def _plans(groups: Sequence[_ReplicaGroup], pipeline: PipelineSettings) -> list[Plan]:
     """Returns the plan of each kind, with the cells and actions that are best for one of them: for the one with which
     the slowest is fastest. Raises PlanError if none fits all."""
     tries, faults = [], []
-    for leader in sides:
+    for leader in groups:
         try:
             best = leader.plan(pipeline)
             if best.pipeline.schedule in FROM_ROWS:
                 raise PlanError(["only a searched schedule fits, which is of as many micro-batches in all replicas"])
             best = replace(best, pipeline=best.pipeline.model_copy(update={"remat": pipeline.remat}))
-            tries.append([best if side is leader else side.plan_like(best) for side in sides])
+            tries.append([best if group is leader else group.plan_like(best) for group in groups])
         except PlanError as error:
             faults += [f"replicas on {leader.kind.label}: {fault}" for fault in error.errors]
     if not tries:
@@ -155,51 +158,54 @@ def replicas_of_kinds(
     return used if len(used) > 1 and not missing else []
 
 
-def _sides(
+def _groups(
     work: Experiment,
     cluster: Cluster,
     used: Sequence[tuple[Cluster, int]],
     found: Mapping[str, LayerCosts],
     whole: LayerCosts,
-) -> list[_Side]:
+) -> list[_ReplicaGroup]:
     """Returns the replicas of each kind, without micro-batches, and with the links of all that are used."""
     pipeline = work.pipeline
     each = bytes_per_parameter(work.optimizer, pipeline.replicas)
     placements = [place(kind.nodes, pipeline.stages, count) for kind, count in used]
-    together, links, sides = _joined(placements), {kind.label: found[kind.label] for kind, _ in used}, []
+    together, links, groups = _joined(placements), {kind.label: found[kind.label] for kind, _ in used}, []
     for (kind, _), placement in zip(used, placements, strict=True):
         costs = costs_of_run(with_seconds_of(whole, kind.label, links), work, kind)
         machine = within_memory(replace(costs.machine, memory_limit_bytes=kind.bytes_per_device), work, kind, placement)
         reduce = across_nodes(machine, together, cluster).reduce_bytes_per_s
         machine = replace(across_nodes(machine, placement, kind), reduce_bytes_per_s=reduce)
-        sides.append(_Side(kind, (), replace(costs, machine=machine), each, placement))
-    return sides
+        groups.append(_ReplicaGroup(kind, (), replace(costs, machine=machine), each, placement))
+    return groups
 
 
-def _with_shares(sides: Sequence[_Side], seconds: Sequence[float], pipeline: PipelineSettings) -> list[_Side]:
+def _with_shares(
+    groups: Sequence[_ReplicaGroup], seconds: Sequence[float], pipeline: PipelineSettings
+) -> list[_ReplicaGroup]:
     """Returns the replicas with their micro-batches, of which one takes ``seconds`` on each kind."""
-    counts = [side.placement.replicas for side in sides]
+    counts = [group.placement.replicas for group in groups]
     of_replicas = [each for each, count in zip(seconds, counts, strict=True) for _ in range(count)]
     shares = iter(shares_of(of_replicas, pipeline.stages, pipeline.replicas * pipeline.micro_batches))
-    return [replace(side, shares=list(islice(shares, count))) for side, count in zip(sides, counts, strict=True)]
+    return [replace(group, shares=list(islice(shares, count))) for group, count in zip(groups, counts, strict=True)]
 
 
 def _joined(placements: Sequence[Placement]) -> Placement:
     return Placement(tuple(chain.from_iterable(each.nodes for each in placements)), placements[0].stages)
 
 
-def _notes(sides: Sequence[tuple[Plan, _Side]]) -> Iterator[str]:
+def _notes(groups: Sequence[tuple[Plan, _ReplicaGroup]]) -> Iterator[str]:
     """Yields what the replicas of each kind do."""
     first = 0
-    for plan, side in sides:
-        last, most = first + len(side.shares) - 1, max(side.shares)
+    for plan, group in groups:
+        last, most = first + len(group.shares) - 1, max(group.shares)
         which = f"replica {first}" if first == last else f"replicas {first}-{last}"
-        share = f"{most:,}" if min(side.shares) == most else f"{most - 1:,} or {most:,}"
+        share = f"{most:,}" if min(group.shares) == most else f"{most - 1:,} or {most:,}"
         recomputed, forwards = plan.recomputes
         peak = max(cell.peak_bytes for cell in plan.cells) / GIB
         yield (
-            f"{which} on {side.kind.label}: {share} micro-batches, {recomputed:,} of {forwards:,} forwards recomputed, "
+            f"{which} on {group.kind.label}: {share} micro-batch{'es' * (most > 1)}, {recomputed:,} of "
+            f"{forwards:,} forwards recomputed, "
             f"bubble {plan.timeline.bubble:.1%}, largest stage {peak:.2f} of "
-            f"{side.costs.machine.memory_limit_bytes / GIB:.2f} GiB"
+            f"{group.costs.machine.memory_limit_bytes / GIB:.2f} GiB"
         )
         first = last + 1

@@ -83,7 +83,7 @@ def replay(name: str, asked: ReplayedAction, stop: Stop | None, save: Path | Non
         _load(run, chosen, asked.step - 1, modules, console)
         if chosen.optimizer.precision == "bf16" and device.type in MULTIPLIES_BF16_INTO_FP32:
             modules = [with_deferrable_linears(module) for module in modules]  # as in a stage
-        coord = RankCoord(asked.replica, 1, pipeline.replicas, own_shares=shares)
+        coord = RankCoord(asked.replica, 1, pipeline.replicas, unequal_shares=shares)
         found = _tensors(chosen, modules, loss, layers, asked, coord, device, stop)
     is_same = _compare(found, RunFingerprints.read(run.fingerprints), asked, micro_batch, device, console)
     if save is not None:

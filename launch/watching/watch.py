@@ -134,7 +134,7 @@ class WatchView:
         stages, replicas = int(attempt.fields["K"]), int(attempt.fields["R"])
         plan = self._plan(attempt)
         shares = tuple(share.micro_batches for share in plan.shares)
-        coords = [RankCoord(rank, stages, replicas, own_shares=shares) for rank in range(stages * replicas)]
+        coords = [RankCoord(rank, stages, replicas, unequal_shares=shares) for rank in range(stages * replicas)]
         heartbeats = {
             coords[0].rank_of(heartbeat.replica, heartbeat.stage): heartbeat
             for heartbeat in read_heartbeats(self.run.heartbeats, attempt.number)

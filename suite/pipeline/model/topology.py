@@ -44,12 +44,12 @@ class RankCoord:
     replicas: int
     cell_to_stage: tuple[int, ...] = ()
     """As in ``CellPlacement``."""
-    own_shares: tuple[int, ...] = ()
+    unequal_shares: tuple[int, ...] = ()
     """The micro-batches of each replica, if a slower one has fewer."""
 
     def shares(self, micro_batches: int) -> tuple[int, ...]:
         """Returns the micro-batches of each replica of a run with M of them."""
-        return self.own_shares or (micro_batches,) * self.replicas
+        return self.unequal_shares or (micro_batches,) * self.replicas
 
     def own_micro_batches(self, micro_batches: int) -> int:
         """Returns those of this worker's replica."""

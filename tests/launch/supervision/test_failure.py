@@ -97,17 +97,23 @@ def test_a_run_shrinks_to_its_fastest_shape_with_its_mini_batch_and_micro_batche
     assert sizes(planned, 0) == []
 
 
+def run_on(there, work, folder):
+    """Returns a planned run on the cluster that is the only item of ``there``, now and later."""
+
+    def plan(asked):
+        return try_plan(asked, there[0], estimated_costs)
+
+    session = SimpleNamespace(backend=SimpleNamespace(cluster=lambda: there[0]), is_brief=True, plan=plan)
+    return CurrentRun(session, RunFolder(folder), plan(work), False, None)
+
+
 def test_a_run_with_unequal_replicas_keeps_its_shares_while_its_kinds_are_there(tmp_path):
     this = Cluster(2, 2**33, "cpu")
     whole, equal = (parse_cluster(text, this) for text in ("1xH100+1xP100", "2xP100"))
     wide = "model.layers=2 model.width=2048 model.feed_forward=8192 pipeline.schedule=1f1b pipeline.micro_batches=8"
     work = find("t12_400m").at_laptop_scale(this).with_settings(f"{wide} pipeline.stages=1 pipeline.replicas=2")
-    planned, there = try_plan(work, whole, estimated_costs), [whole]
-    session = SimpleNamespace(
-        backend=SimpleNamespace(cluster=lambda: there[0]), is_brief=True,
-        plan=lambda asked: try_plan(asked, there[0], estimated_costs),
-    )  # fmt: skip
-    current = CurrentRun(session, RunFolder(tmp_path), planned, False, None)
+    there = [whole]
+    current = run_on(there, work, tmp_path)
     assert [share.device for share in current.plan.shares] == list(current.attempt.rank_devices) == ["P100", "H100"]
     assert current.fitted_to(2)[1] is current.plan
     there[0] = equal
@@ -125,12 +131,8 @@ def test_a_run_keeps_its_plan_while_its_kinds_of_devices_are_there_and_else_gets
     whole, equal, few = (parse_cluster(text, this) for text in ("2xH100+4xP100", "4xP100", "3xP100"))
     wide = f"model.width=1024 model.feed_forward=4096 train.elastic={elastic} pipeline.micro_batches=2"
     work = find("t24_1_3b_wide").at_laptop_scale(this).with_settings(f"{wide} pipeline.stages=2 pipeline.replicas=2")
-    planned, there = try_plan(work, whole, estimated_costs), [whole]
-    session = SimpleNamespace(
-        backend=SimpleNamespace(cluster=lambda: there[0]), is_brief=True,
-        plan=lambda asked: try_plan(asked, there[0], estimated_costs),
-    )  # fmt: skip
-    current = CurrentRun(session, RunFolder(tmp_path), planned, False, None)
+    there = [whole]
+    current = run_on(there, work, tmp_path)
     before, requested = current.attempt, current.plan
     assert sorted(before.rank_devices) == ["H100"] * 2 + ["P100"] * 2
     assert current.fitted_to(4) == (work, requested, before)

@@ -6,18 +6,35 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from launch.diff.replay import ReplayedAction, replay
 from launch.terminal import Terminal
 from launch.train import session
+from suite import TrainSpec
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ReplicaShare
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.training.fingerprints import RunFingerprints
 from suite.training.trace import read_traces
 from tests.launch.command_line import gpipe_here, losses, refusal
-from tests.launch.diff.test_diff import right
 from tests.launch.diff.test_replay import trained
+
+SHAPES = ((6, 5), (5, 7), (7, 6))
+"""Inputs and outputs of the linear layers."""
+
+
+def drops():
+    torch.manual_seed(3)
+    x = torch.randn(24, 6)
+    first, *others = [nn.Linear(*shape) for shape in SHAPES]
+    return TrainSpec(
+        layers=[first, *(layer for each in others for layer in (nn.Dropout(0.5), each))], loss=nn.MSELoss(),
+        train=list(zip(x, x, strict=True)), batch_size=12, steps=3, stages=2, micro_batches=3, replicas=2,
+        settings="pipeline.schedule=fill_drain pipeline.remat=never trace=true",
+    )  # fmt: skip
+
 
 SHARES = (ReplicaShare("slow", 1, (UNLIMITED,)), ReplicaShare("fast", 5, (1,)))
 """The fast replica recomputes, the slow one does not."""
@@ -25,11 +42,8 @@ SHARES = (ReplicaShare("slow", 1, (UNLIMITED,)), ReplicaShare("fast", 5, (1,)))
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The same run with equal replicas, and with ``SHARES``: two stages, dropout."""
-    name = f"{right.__code__.co_filename}:right"
-    settings = "train.steps=3 train.fingerprint_steps=3 pipeline.stages=2 pipeline.replicas=2 train.batch_rows=12"
-    settings += " pipeline.micro_batches=3 pipeline.schedule=fill_drain pipeline.remat=never train.checkpoint_every=1"
-    settings += " trace=true"
+    """The same run with equal replicas, and with ``SHARES``."""
+    name, settings = f"{__file__}:drops", "train.fingerprint_steps=3 train.checkpoint_every=1"
     equal = trained(tmp_path_factory.mktemp("equal"), name, settings)
     plan = session.plan_workload
     with pytest.MonkeyPatch.context() as patch:
@@ -67,10 +81,14 @@ def test_gradients_of_each_parameter_and_losses_differ_by_the_order_of_their_sum
 
 
 def test_recomputes_count_in_hfu_where_a_replica_has_them(runs):
-    """The fast replica, with five of six micro-batches, recomputes four of five forwards of each stage."""
+    """The fast replica, with five of six micro-batches, recomputes four of five forwards of each stage. A backward
+    takes as many operations for the gradient of the inputs, which the first layer lacks, as for that of the weights."""
     equal, unequal = (json.loads((run / "plan.json").read_text())["flops"] for run in runs)
-    forward = equal["model_per_unit"] / 3  # of linear layers; the backward takes twice as many operations
-    assert unequal["hardware_per_unit"] == pytest.approx(equal["hardware_per_unit"] + 4 / 6 * forward, rel=0.1)
+    first, *others = [inputs * outputs for inputs, outputs in SHAPES]
+    forward = sum((first, *others)) / (2 * first + 3 * sum(others))
+    model = equal["model_per_unit"]
+    assert equal["hardware_per_unit"] == model
+    assert unequal["hardware_per_unit"] == pytest.approx(model * (1 + 4 / 6 * forward), rel=1e-6)
 
 
 def test_a_resume_with_equal_replicas_says_that_sums_change_and_a_repeat_is_refused(runs, tmp_path):
