@@ -48,10 +48,13 @@ LAYERS = {
 
 
 def run(layers, tensors):
-    """Returns the cut behind each layer of a run under autocast, as ``Stage`` runs them."""
+    """Returns the cut behind each layer of a run under autocast, as ``Stage`` runs them.
+
+    Without oneDNN, whose LSTM in bf16 needs AVX-512.
+    """
     cuts, stash = [], {}
     for layer in layers:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16), torch.backends.mkldnn.flags(enabled=False):
             tensors = call(layer, tensors, stash, bf16=True)
         cuts.append(tuple(map(TensorSpec.of, tensors)))
     return cuts
