@@ -38,6 +38,15 @@ LONG = (
 TESTS = Path(__file__).parent
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """The folder of prepared data of all test processes: each text is prepared once for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "prepared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @contextmanager
 def _own_imports():
     """Users' files are imported from folders of tests: neither they nor their folders are found after it."""

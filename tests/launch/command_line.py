@@ -75,10 +75,13 @@ def gpipe(folder, *arguments, code=0, timeout_s=200):
 
 def gpipe_at_once(folder, *commands, **variables):
     """Runs commands that succeed, one after another, in one process of their own, whose output is also that of its
-    workers; returns what they printed."""
+    workers; returns what they printed. They measure layers quickly."""
     code = f"""
+import launch.worker.measure
 from tests.launch.command_line import call
+from tests.quick_measuring import measure_quickly
 
+launch.worker.measure.measure_layers = measure_quickly
 for arguments in {commands!r}:
     code, out, errors = call(*arguments)
     print(out, errors, flush=True)

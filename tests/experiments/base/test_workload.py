@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,16 @@ def translation(settings: str = "", text: Path | None = None) -> TranslationExpe
     return run if text is None else run.with_prepared(text)
 
 
-def costs(work: TranslationExperiment) -> list[LayerCost]:
-    """Estimated anew: what a plan asks for is kept by key."""
+@functools.cache
+def costs(settings: str = "") -> list[LayerCost]:
+    """Estimated anew for other settings: what a plan asks for is kept by key."""
+    work = translation(settings)
     layers, loss = work.build()
     return estimate(layers, loss, work.sample().largest, DEVICES["TPUv3"], work.optimizer)
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    cache = tmp_path_factory.mktemp("cache")
+def text(cache: Path) -> Path:
     settings = translation().text
     prepare(settings, cache, print)
     return folder_of(settings, cache)
@@ -67,7 +69,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_translations_of_equal_costs_have_equal_keys(settings: str) -> None:
     one, other = translation(), translation(settings)
     assert other.key() == one.key()
-    assert costs(other) == costs(one)
+    assert costs(settings) == costs()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_translations_of_equal_costs_have_equal_keys(settings: str) -> None:
 def test_translations_of_different_costs_have_different_keys(settings: str) -> None:
     one, other = translation(), translation(settings)
     assert other.key() != one.key()
-    assert costs(other) != costs(one)
+    assert costs(settings) != costs()
 
 
 def test_real_text_and_rows_of_full_length_have_different_keys(text: Path) -> None:

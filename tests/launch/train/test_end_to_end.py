@@ -12,15 +12,16 @@ from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
 from suite.training.jsonl import read_lines
 from suite.training.metrics import read_steps
-from tests.launch.command_line import SMALL, call, gpipe, gpipe_here, losses, only_run
+from tests.launch.command_line import SMALL, call, gpipe_at_once, gpipe_here, losses, only_run
 from tests.launch.tracking.wandb_parts import parts
 
 
 @pytest.fixture(scope="module")
-def through_ray(tmp_path_factory):
+def through_ray(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("ray")
+    (folder / ".cache").symlink_to(cache)
     settings = f"{SMALL} train.steps=6 pipeline.stages=2"
-    printed = gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set", settings)
+    printed = gpipe_at_once(folder, ("experiment", "t24_1_3b_wide", "--scale", "laptop", "--set", settings))
     return folder, printed
 
 

@@ -25,7 +25,7 @@ BASE = (
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, cache):
     """Returns a function from settings to (losses and norms, valid NLL, weights and optimizer state by layer file).
 
     A run has 20 steps; one that is to ``stop`` after some of them is resumed."""
@@ -40,12 +40,12 @@ def trained(tmp_path_factory):
                 settings += f" {setting}"
         if (settings, stop) not in done:
             experiment = find("t48_1_3b_deep").at_laptop_scale(Cluster(2, 2**33, "cpu")).with_settings(BASE + settings)
-            prepare(experiment.text, root / "cache", print)
+            prepare(experiment.text, cache, print)
             run = RunFolder(root / str(len(done)))
             run.path.mkdir()
             for resume, steps in ((False, stop), (True, 20)) if stop else ((False, 20),):
                 each = experiment.with_settings(f"train.steps={steps}")
-                data = folder_of(experiment.text, root / "cache")
+                data = folder_of(experiment.text, cache)
                 _, attempt = write_records(run, each, cells_of(experiment), data, resume)
                 ProcessLauncher().run(attempt, each, SimpleNamespace(should_stop=False))
             lines = read_steps(run.metrics)

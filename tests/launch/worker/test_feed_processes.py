@@ -44,11 +44,6 @@ def _usual_forkserver():
     run_processes(nothing, 1)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("feed")
-
-
 def experiment_with(settings, cache):
     """Returns an experiment, and the folder of its text."""
     experiment = (

@@ -27,11 +27,6 @@ def settings() -> TextSettings:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
 def data(settings: TextSettings, cache: Path) -> TextData:
     prepare(settings, cache, print)
     return TextData(folder_of(settings, cache), with_test=True)
