@@ -31,7 +31,7 @@ resume: $(READY) ## resume a run: RUN=, SET= (another pipeline.stages or pipelin
 checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN=
 	@$(GPIPE) checkpoints -- "$$RUN"
 
-plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=2x8xH100 or 8xH100+8xA100, BEST=1, FORMAT=json, SCALE=, SET=; without NAME: a list
+plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=2x8xH100, BEST=1, FORMAT=json, SCALE=, SET=; without NAME: a list
 	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" $(if $(filter-out 0,$(BEST)),--best) -- "$$NAME"
 
 table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, prediction, paper_plans, breakdown (RUN=); without NAME, list them

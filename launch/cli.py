@@ -108,7 +108,7 @@ def resume(
 @app.command()
 def plan(
     name: ExperimentArgument = "",
-    cluster: Annotated[str, typer.Option(help="2x8xH100 or 8xH100+8xA100; empty: RAY_ADDRESS or this machine")] = "",
+    cluster: Annotated[str, typer.Option(help="such as 16x16GiB or 2x8xH100; empty: RAY_ADDRESS or this machine")] = "",
     scale: ScaleOption = "auto",
     settings: SetOption = "",
     form: Annotated[PlanFormat, choice("--format", PlanFormat, "text or one JSON object")] = "text",

@@ -6,12 +6,9 @@ hierarchy; in version 1 each resource has its own.
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 TREE, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -20,40 +17,13 @@ TREE, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def cpu_limit(tree: Path = TREE, own: Path = OWN) -> int:
     """Returns the number of cores this process may use: its CPU affinity, limited by its CPU quota."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min(affinity, cpu_quota(tree, own))))
-
-
-def cpu_quota(tree: Path = TREE, own: Path = OWN) -> float:
-    """Returns this process's CPU quota in cores, or parts of one; without any, infinity."""
-    limits = [math.inf]
+    limits = [float(affinity)]
     for group in _groups("cpu", tree, own):
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         quota = _numbers(group / "cpu.max") or [number for name in names for number in _numbers(group / name)]
         if len(quota) == 2 and quota[0] > 0:
             limits.append(quota[0] / quota[1])
-    return min(limits)
-
-
-@dataclass(frozen=True)
-class QuotaPeriods:
-    """How many periods of its CPU quotas, by default 100 ms each, this process's groups have run in, and in how many of
-    these a quota stopped them."""
-
-    run: int
-    stopped: int
-
-    @staticmethod
-    def now(tree: Path = TREE, own: Path = OWN) -> QuotaPeriods:
-        counts: Counter[str] = Counter()
-        for group in _groups("cpu", tree, own):
-            with suppress(OSError):
-                lines = [line.split() for line in (group / "cpu.stat").read_text().splitlines()]
-                counts.update({name: int(value) for name, value in lines})
-        return QuotaPeriods(counts["nr_periods"], counts["nr_throttled"])
-
-    def mostly_stopped_since(self, earlier: QuotaPeriods) -> bool:
-        """Whether a quota stopped the groups in most periods since then."""
-        return 2 * (self.stopped - earlier.stopped) > self.run - earlier.run
+    return max(1, int(min(limits)))
 
 
 def memory_limit_bytes(tree: Path = TREE, own: Path = OWN) -> int:

@@ -20,9 +20,6 @@ NETWORK = Link(latency_s=20e-6, bytes_per_s=25e9)
 """Network of a declared cluster: one 200 Gbit/s port per device (HDR InfiniBand). Our choice, between the 100 and 400
 Gbit/s that clusters have."""
 
-MOST_KINDS = 3
-"""Of the devices of a cluster: a plan tries all orders."""
-
 _COUNT = r"([1-9]\d{0,5})\s*[xX]\s*"
 
 
@@ -45,22 +42,14 @@ class Cluster:
     """Name of the available devices, if known."""
     has_bf16: bool = True
     """Whether all GPUs multiply bf16."""
-    parts: tuple[Cluster, ...] = ()
-    """Each kind of devices, if there are several; the other properties are then those of the largest."""
+    device_names: tuple[str, ...] = ()
+    """The names of its devices, if they differ: all count as one of them, with the memory of the smallest."""
 
     def __str__(self) -> str:
-        return " and ".join(part._text(part.label) for part in self.parts) or self._text()
-
-    def _text(self, device: str = "") -> str:
         where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""
         words = ("GPU" if self.kind == "gpu" else "CPU core") + ("" if self.devices == 1 else "s")
-        name = device or (words if self.device is None else self.device.name)
+        name = words if self.device is None else self.device.name
         return f"{self.devices} {name} with {self.bytes_per_device / GIB:.1f} GiB each{where}"
-
-    @property
-    def label(self) -> str:
-        """The name of its devices, declared or available; empty if unknown."""
-        return self.name if self.device is None else self.device.name
 
     def place(self, stages: int, replicas: int) -> Placement | None:
         """Returns the placement of the workers; None on one machine. Raises PlacementError when too few devices are
@@ -69,15 +58,16 @@ class Cluster:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a plan says about a device of which only the memory is declared, and about too many kinds of devices."""
-        if self.parts:
-            return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
-        if (kinds := len({node.device for node in self.nodes})) > 1:
-            return (f"the nodes have {kinds} kinds of devices, plans take {MOST_KINDS}: all count as {self.label}",)
-        if self.device is None or not self.device.name.endswith(ASSUMED_SPEED):
-            return ()
-        size = self.device.name.removesuffix(ASSUMED_SPEED)
-        return (f"only a size is declared: times are those of TPUv3 cores; A100:{size} has an A100's",)
+        """What a plan says about devices that differ, and about one of which only the memory is declared."""
+        name = self.name if self.device is None else self.device.name
+        notes = []
+        if self.device_names:
+            size = f"{self.bytes_per_device / GIB:.1f} GiB"
+            notes.append(f"different devices ({', '.join(self.device_names)}): all count as {name} with {size}")
+        if name.endswith(ASSUMED_SPEED):
+            size = name.removesuffix(ASSUMED_SPEED)
+            notes.append(f"only a size is declared: times are those of TPUv3 cores; A100:{size} has an A100's")
+        return tuple(notes)
 
     @property
     def transport(self) -> TransportName:
@@ -87,10 +77,7 @@ class Cluster:
 
     @property
     def logits_bytes(self) -> int:
-        """The size of logits that a device computes at once (``models.chunked_loss``): of several kinds the smallest,
-        because all workers of a run have the same."""
-        if self.parts:
-            return min(part.logits_bytes for part in self.parts)
+        """The size of logits that a device computes at once (``models.chunked_loss``)."""
         return CPU_LOGITS_BYTES if self.kind == "cpu" else accelerator_logits_bytes(self.bytes_per_device)
 
     @property
@@ -99,45 +86,34 @@ class Cluster:
         return self.network or (NETWORK if self.device is not None else None)
 
 
-def of_kinds(kinds: Sequence[Cluster]) -> Cluster:
-    """Returns the cluster that has these kinds of devices."""
-    if len(kinds) == 1:
-        return kinds[0]
-    return replace(
-        max(kinds, key=lambda kind: kind.bytes_per_device),
-        devices=sum(kind.devices for kind in kinds),
-        has_bf16=all(kind.has_bf16 for kind in kinds),
-        nodes=tuple(node for kind in kinds for node in kind.nodes),
-        parts=tuple(kinds),
-    )
-
-
 def parse_cluster(text: str, this: Cluster) -> Cluster:
     """Parses a cluster such as ``16x16GiB``, ``2x8xH100``, ``4xA100-40GB``, ``H200`` or ``8xthis``, where ``this`` is
-    this machine; or several kinds of devices, such as ``8xH100+2x8xA100-40GB``.
+    this machine; or different devices, such as ``8xH100+2x8xA100-40GB``, which all count as the slowest.
 
     Raises SettingError with the format, and all devices, for anything else.
     """
     parts = [_parse_part(part, text, this) for part in text.split("+")]
     if len(parts) == 1:
         return parts[0]
-    given, kinds = option("CLUSTER", repr(text)), list(dict.fromkeys(part.device for part in parts))
+    given = option("CLUSTER", repr(text))
     if THIS_DEVICE in text.lower():
         raise SettingError(f"{given} has this machine beside other devices; name its device")
     if len({part.transport for part in parts}) > 1:
         raise SettingError(f"{given} mixes GPUs and other devices, which exchange no messages; plan for one of them")
-    if len(kinds) > MOST_KINDS:
-        raise SettingError(f"{given} has {len(kinds)} kinds of devices; plans take {MOST_KINDS} at most")
-    merged: list[Cluster] = []
-    count = 0
-    for device in kinds:
-        alike = [part for part in parts if part.device == device]
-        sizes = [node.total for part in alike for node in part.nodes or (Node("", "", 0, part.devices),)]
-        name = alike[0].label
-        nodes = tuple(Node(str(at), f"node {at}", size, size, name) for at, size in enumerate(sizes, count))
-        merged.append(replace(alike[0], devices=sum(sizes), nodes=nodes))
-        count += len(sizes)
-    return of_kinds(merged)
+    device = _slowest([part.device for part in parts if part.device is not None])
+    names = tuple(dict.fromkeys(part.device.name for part in parts if part.device is not None))
+    sizes = [node.total for part in parts for node in part.nodes or (Node("", "", 0, part.devices),)]
+    nodes = tuple(Node(str(at), f"node {at}", size, size) for at, size in enumerate(sizes))
+    return Cluster(sum(sizes), device.memory_bytes, "gpu", nodes, device, device_names=names if len(names) > 1 else ())
+
+
+def _slowest(devices: Sequence[Device]) -> Device:
+    """Returns the slowest of several devices, with the lowest rates, slowest link and smallest memory of all."""
+    slowest = min(devices, key=lambda device: (device.bf16, device.bandwidth, device.memory_bytes))
+    names = ("memory_bytes", "fp32", "bandwidth")
+    least = {name: min(getattr(device, name) for device in devices) for name in names}
+    linked = min(devices, key=lambda device: device.link)
+    return replace(slowest, **least, link=linked.link, link_name=linked.link_name)
 
 
 def _parse_part(part: str, text: str, this: Cluster) -> Cluster:
@@ -152,7 +128,7 @@ def _parse_part(part: str, text: str, this: Cluster) -> Cluster:
     except SettingError as fault:
         raise SettingError(
             f"{option('CLUSTER', repr(text))} is not a cluster: {fault}; write [nodes x] devices x device, such as "
-            "16x16GiB, 2x8xH100 or 4xA100-40GB, and + between kinds of devices"
+            "16x16GiB, 2x8xH100 or 4xA100-40GB, and + between different devices"
         ) from None
     kind = this.kind if name.lower() == THIS_DEVICE else "gpu"
     count = numbers[0] if len(numbers) == 2 else 1

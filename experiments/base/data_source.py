@@ -80,8 +80,7 @@ class PreparedSource(DataSource):
         self._coord = coord
         if coord.is_first or coord.is_last:
             self._data = self.data_type(folder)
-            shares = coord.shares(pipeline.micro_batches)
-            self._batches = self.batches_type(self._data, settings, train, shares)
+            self._batches = self.batches_type(self._data, settings, train, pipeline.replicas, pipeline.micro_batches)
 
     def batch(self, step: int) -> ReplicaBatch | None:
         if self._batches is None:

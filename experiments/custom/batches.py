@@ -39,11 +39,11 @@ class SpecBatches:
         if spec.valid is not None:
             _check_dataset("valid", spec.valid)
 
-    def batch(self, step: int, replica: int, shares: Sequence[int]) -> ReplicaBatch:
-        """Returns the share of ``replica`` in the mini-batch of ``step``; ``shares`` are the micro-batches of each."""
+    def batch(self, step: int, replica: int, replicas: int, micro_batches: int) -> ReplicaBatch:
+        """Returns the share of ``replica`` in the mini-batch of ``step``."""
         inputs, targets = self.whole(step)
-        parts = even_split_sizes(len(inputs[0]), sum(shares))
-        share = replica_share(len(parts), replica, shares)
+        parts = even_split_sizes(len(inputs[0]), replicas * micro_batches)
+        share = replica_share(len(parts), replica, replicas)
         divisor = self._divisor(targets, inputs)
         return ReplicaBatch(
             _cut(inputs, parts)[share], _cut(targets, parts)[share], divisor, share.start, len(inputs[0])

@@ -28,8 +28,8 @@ class CustomSource(DataSource):
     def batch(self, step: int) -> ReplicaBatch | None:
         if self._batches is None:
             return None
-        coord, micro_batches = self._coord, self._experiment.pipeline.micro_batches
-        batch = self._batches.batch(step, coord.replica, coord.shares(micro_batches))
+        coord, pipeline = self._coord, self._experiment.pipeline
+        batch = self._batches.batch(step, coord.replica, pipeline.replicas, pipeline.micro_batches)
         unused: list[Tensors] = [()] * len(batch)
         return replace(
             batch,

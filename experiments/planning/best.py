@@ -181,10 +181,10 @@ def _fitting(
 
 
 def _least_step_s(work: Experiment, cluster: Cluster, cost_model: CostModel) -> float:
-    """Returns a bound of a step of one cell a stage on declared devices of one kind: the slowest stage of the most even
-    cut, with the fewest micro-batches. More of them take no less in all. Elsewhere returns 0."""
+    """Returns a bound of a step of one cell a stage on declared devices: the slowest stage of the most even cut, with
+    the fewest micro-batches. More of them take no less in all. Elsewhere returns 0."""
     pipeline = work.pipeline
-    if cluster.device is None or cluster.parts or pipeline.schedule != "1f1b" or pipeline.virtual_stages > 1:
+    if cluster.device is None or pipeline.schedule != "1f1b" or pipeline.virtual_stages > 1:
         return 0.0
     fewest = next(numbers_of_micro_batches(work))
     seconds = [cost.recompute_s + cost.backward_s for cost in cost_model(fewest, cluster).costs]

@@ -7,11 +7,9 @@ from contextlib import suppress
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.base.workload import Measurable
 from experiments.planning.best import largest_shapes
-from experiments.planning.plan_report import LayerCosts, PlanReport
+from experiments.planning.plan_report import PlanReport
 from experiments.planning.single_plan import try_plan
-from experiments.planning.unequal import slowest
 from suite.errors import PlanError
 from suite.settings import AUTO
 
@@ -48,11 +46,6 @@ def shrunk_to(planned: PlanReport, devices: int, find_cluster: Callable[[], Clus
         yield work
     divisors = [count for count in range(1, asked.replicas + 1) if total % count == 0]
     most = {k: max(r for r in divisors if k * r <= devices) for k in range(1, min(devices, asked.stages) + 1)}
-
-    def found_costs(_: Measurable, kind: Cluster) -> LayerCosts:
-        """Those of the plan; of a kind that has come since, those of the slowest."""
-        return planned.found_costs.get(kind.label) or planned.found_costs[slowest(planned.found_costs)]
-
     for shapes in filter(None, largest_shapes(most)):
         cluster, plans = find_cluster(), []
         for k, r in shapes:
@@ -60,5 +53,5 @@ def shrunk_to(planned: PlanReport, devices: int, find_cluster: Callable[[], Clus
             changes = {"stages": k, "replicas": r, "micro_batches": total // r, "layers_per_cell": cells}
             run = work.with_pipeline(asked.model_copy(update=changes))
             with suppress(PlanError):  # the schedule may not support these stages
-                plans.append(try_plan(run, cluster, found_costs))
+                plans.append(try_plan(run, cluster, lambda *_: planned.found_costs))
         yield from (plan.experiment for plan in sorted(plans, key=lambda plan: plan.step_s))

@@ -71,12 +71,12 @@ class _Search:
         self, run: Experiment, free: Collection[str], batch: str = "", any_schedule: bool = False
     ) -> tuple[PlanReport, str] | None:
         """Returns the first plan that fits, in the shapes nearest to that of the run asked for, and its settings with
-        that of the mini-batch; None if none does. Of equal devices the most stages need the least memory."""
+        that of the mini-batch; None if none does. The most stages need the least memory."""
         run, fixed = freed(run, set(PIPELINE_NAMES) - set(free))
         if any_schedule:
             run = run.with_pipeline(run.pipeline.model_copy(update={"schedule": "auto"}))
         shapes = list(self._shapes(most_replicas(run, self._cluster, fixed), "replicas" in free))
-        if len(shapes) > 1 and not self._cluster.parts and self._planned(run, *max(shapes)) is None:
+        if len(shapes) > 1 and self._planned(run, *max(shapes)) is None:
             return None
         for shape in sorted(shapes, key=partial(_distance, self._work.pipeline)):
             if (report := self._planned(run, *shape)) is not None:

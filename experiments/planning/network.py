@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from experiments.base.cluster import Cluster
@@ -27,14 +26,12 @@ def across_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Ma
     return replace(machine, link=link, reduce_bytes_per_s=reduce)
 
 
-def network_notes(placement: Placement, cluster: Cluster, kinds: Collection[str] = ()) -> tuple[str, ...]:
-    """Returns a note on the links of a plan that uses the network, and of several kinds of devices ``kinds``."""
+def network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
+    """Returns a note on the links of a plan that uses the network."""
     if not (placement.cuts or placement.spread):
         return ()
     if cluster.device is not None and cluster.between is not None:
-        used = [part.device for part in cluster.parts if part.device is not None and part.device.name in kinds]
-        devices = used or [cluster.device]
-        inside, outside = min(devices, key=lambda device: device.link), cluster.between
+        inside, outside = cluster.device, cluster.between
         return (
             f"links, declared: {inside.link_name} inside a node, {inside.link / 1e9:.0f} GB/s each way; the network "
             f"between nodes, {8 * outside.bytes_per_s / 1e9:.0f} Gbit/s a device",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from suite.pipeline.planning.devices import GIB, Device, Machine
 from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
-from suite.pipeline.schedule.config import ReplicaShare, ScheduleConfig
+from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
 
 
@@ -42,11 +41,6 @@ class LayerCosts:
     step_ratios: tuple[float, ...] = ()
     """Their measured over their planned steps."""
 
-    @property
-    def seconds(self) -> float:
-        """Of a micro-batch in all layers."""
-        return sum(cost.seconds for cost in self.costs)
-
 
 CostModel = Callable[[Measurable, Cluster], LayerCosts]
 
@@ -57,8 +51,8 @@ class PlanReport:
 
     experiment: Experiment
     cluster: Cluster
-    found_costs: Mapping[str, LayerCosts]
-    """As the cost model returned them, by the kind of device; those of another shape are the same."""
+    found_costs: LayerCosts
+    """As the cost model returned them; those of another shape are the same."""
     layer_costs: LayerCosts
     plan: Plan
     parameters: int
@@ -68,16 +62,6 @@ class PlanReport:
     step_interval_s: tuple[float, float] | None = None
     """Seconds of a step: with estimated costs, at the highest and lowest efficiency of the device; with measured ones,
     as far off as earlier runs were (``central``); None with fewer than LEAST_RUNS."""
-    shares: tuple[ReplicaShare, ...] = ()
-    """Of each replica, if each has devices of one kind; ``plan`` is then that of replica 0, which takes longest."""
-
-    @property
-    def rank_devices(self) -> tuple[str, ...]:
-        """The kind of device of each rank; empty where any will do."""
-        pipeline = self.plan.pipeline
-        if self.shares:
-            return tuple(share.device for share in self.shares for _ in range(pipeline.stages))
-        return tuple(stage.name for stage in self.plan.machine.stages) * pipeline.replicas
 
     @property
     def step_s(self) -> float:
@@ -100,14 +84,6 @@ class PlanReport:
         low, high = self.step_interval_s
         return self.experiment.train.steps * low / 3600, self.experiment.train.steps * high / 3600
 
-    @property
-    def fullest_stage(self) -> tuple[CellPlan, int]:
-        """A cell of the stage whose device has the least room left, and the bytes of the device that a plan may use."""
-        plan = self.plan
-        placement = plan.schedule_config.placement(plan.pipeline.stages)
-        limits = [plan.machine.limit_of(placement.stage_of(at)) for at in range(len(plan.cells))]
-        return max(zip(plan.cells, limits, strict=True), key=lambda pair: pair[0].peak_bytes - pair[1])
-
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the run's layers, on the meta device, for the plan's devices; and the loss."""
         layers, loss = self.experiment.build()
@@ -123,15 +99,9 @@ class PlanReport:
         sample, pipeline = self.experiment.sample(), self.plan.pipeline
         counts = count_flops(layers, loss, sample.typical.inputs, sample.typical.targets)
         units = sample.units or self.experiment.batch / (pipeline.replicas * pipeline.micro_batches)
-        config, hardware = self.plan.schedule_config, 0.0
-        equal = ReplicaShare("", pipeline.micro_batches, config.max_live_graphs)
-        shares = Counter(self.shares or (equal,) * pipeline.replicas)
-        for share, replicas in shares.items():
-            own = replace(config, max_live_graphs=share.max_live_graphs)
-            flops = step_flops(counts, self.plan.layers_per_cell, own, pipeline.stages, share.micro_batches, units)
-            part = replicas * share.micro_batches / (pipeline.replicas * pipeline.micro_batches)
-            hardware += part * flops.hardware_per_unit
-        return replace(flops, hardware_per_unit=hardware) if flops.model_per_unit else None
+        shape = self.plan.layers_per_cell, self.plan.schedule_config, pipeline.stages, pipeline.micro_batches
+        flops = step_flops(counts, *shape, units)
+        return flops if flops.model_per_unit else None
 
     @property
     def kind(self) -> str:
@@ -151,7 +121,6 @@ class PlanReport:
             "K": pipeline.stages,
             "M": pipeline.micro_batches,
             "R": pipeline.replicas,
-            "shares": [asdict(share) for share in self.shares],
             "schedule": plan.schedule_config.schedule,
             "virtual_stages": plan.schedule_config.virtual_stages,
             "remat": pipeline.remat,
@@ -173,8 +142,6 @@ class PlanReport:
             "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
             "stages": [
                 {
-                    "device": plan.device_names[placement.stage_of(k)] or None,
-                    "device_bytes": round(plan.machine.whole_bytes(plan.machine.limit_of(placement.stage_of(k)))),
                     "first_layer": stage.begin,
                     "last_layer": stage.end - 1,
                     "parameters": stage.parameters,
@@ -194,22 +161,21 @@ class PlanReport:
 
     def lines(self) -> list[str]:
         plan, pipeline = self.plan, self.plan.pipeline
-        fullest, limit_bytes = self.fullest_stage
-        where = " in replica 0" if self.shares else ""
+        largest = max(plan.cells, key=lambda cell: cell.peak_bytes)
         return [
             f"plan of {self.experiment.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
             f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
             f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {schedule_name(plan.schedule_config)}, "
-            f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed{where}",
+            f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
             f"  step {in_seconds(self.step_s)}, at most {plan.excess:.1%} above any schedule of these cells in this "
             "memory",
             *self._interval_line(),
-            f"  bubble {plan.timeline.bubble:.1%}{where}, {in_figures(self.units_per_second)} "
-            f"{self.experiment.unit}/s, largest stage{where} {fullest.peak_bytes / GIB:.2f} of "
-            f"{limit_bytes / GIB:.2f} GiB{_reserve_text(plan.machine, limit_bytes)}{self._process_text(fullest)}",
+            f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
+            f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.machine.memory_limit_bytes / GIB:.2f} GiB"
+            f"{_reserve_text(plan.machine)}{self._process_text(largest)}",
             f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
             f"{self._duration()}",
             *_alternative_lines(plan),
@@ -248,9 +214,9 @@ class PlanReport:
         )
 
 
-def _reserve_text(machine: Machine, limit_bytes: int) -> str:
-    whole = machine.whole_bytes(limit_bytes)
-    return f" ({whole / GIB:.2f} GiB minus a reserve of {1 - limit_bytes / whole:.0%})" if machine.reserve else ""
+def _reserve_text(machine: Machine) -> str:
+    whole = machine.memory_limit_bytes + machine.reserve
+    return f" ({whole / GIB:.2f} GiB minus a reserve of {machine.reserve / whole:.0%})" if machine.reserve else ""
 
 
 def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
@@ -309,13 +275,12 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         for number_of in (placement.stage_of, placement.virtual_stage_of)
     )
     for k, stage in enumerate(plan.cells):
-        size, own, device, following = stage.end - stage.begin, stages[k], plan.device_names[stages[k]], None
+        size, own, following = stage.end - stage.begin, stages[k], None
         if virtual_stages[k : k + 2] == [virtual_stages[k]] * 2 and _goes_on(stages[first : k + 2]):
-            following = plan.cells[k + 1] if plan.device_names[stages[k + 1]] == device else None
+            following = plan.cells[k + 1]
         if following is not None and (following.end - following.begin, following.cost) == (size, stage.cost):
             continue
         name = f"stage {own}" if first == k else f"stages {stages[first]}-{own}"
-        name += f" on {device}" if device else ""
         if plan.schedule_config.virtual_stages > 1:
             name += f", cell {virtual_stages[k]}"
         begin, cost = plan.cells[first].begin, stage.cost

@@ -65,7 +65,7 @@ def _memory_note(work: Experiment, cluster: Cluster) -> Iterator[str]:
     """Yields the memory that would suffice if no setting fits; nothing if memory is not the problem."""
     pipeline = work.pipeline
     has_too_few = cluster.devices < pipeline.stages * pipeline.replicas and not shares_cores(cluster)
-    if cluster.parts or row_errors(work) or has_too_few:
+    if row_errors(work) or has_too_few:
         return
     with suppress(SuiteError):
         least = least_memory(work, cluster)

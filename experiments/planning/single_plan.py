@@ -4,10 +4,10 @@ schedule."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
-from itertools import islice, permutations
+from functools import lru_cache
+from itertools import islice
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
@@ -17,13 +17,11 @@ from experiments.planning.memory_limits import shares_cores, within_memory
 from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts
 from experiments.planning.network import across_nodes, network_notes
 from experiments.planning.plan_report import LEAST_RUNS, CostModel, LayerCosts, PlanReport, central
-from experiments.planning.unequal import on_unequal_devices, slowest, with_seconds_of
-from experiments.planning.unequal_replicas import replicas_of_kinds, with_unequal_replicas
 from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, Device, Machine, StageDevice
+from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, Device, Machine
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import check_memory, make_plan, retimed_step_s
@@ -56,8 +54,7 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
         cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
     )
     share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
-    names = [part.device.name for part in cluster.parts if part.device is not None] or [device.name]
-    source = f"operations and bytes over {' and '.join(names)}{share}"
+    source = f"operations and bytes over {device.name}{share}"
     return LayerCosts(costs, machine, source, measured=False, device=cluster.device)
 
 
@@ -104,39 +101,7 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
-    """Returns the plan for given micro-batches; of several kinds of devices the fastest over their orders in a replica,
-    with a kind for each replica, and with all as the slowest."""
-    stages, replicas = work.pipeline.stages, work.pipeline.replicas
-    if not cluster.parts or cluster.devices < stages * replicas or row_errors(work) or work.trial_errors():
-        return _try_plan_on(work, cluster, cost_model)
-    try:
-        found = {kind.label: cost_model(work, kind) for kind in cluster.parts}  # one without costs ends all tries
-        whole = cost_model(work, cluster)
-    except BusyError:
-        raise
-    except PlacementError as error:
-        raise PlanError([str(error)]) from None
-    tries: list[Callable[[], PlanReport]] = []
-    if sum(kind.devices // replicas for kind in cluster.parts) >= stages:
-        tries += [partial(_try_plan_on, work, cluster, cost_model, order) for order in permutations(cluster.parts)]
-    if used := replicas_of_kinds(cluster, work.pipeline, found):
-        tries.append(partial(with_unequal_replicas, work, cluster, used, found, whole))
-    tries.append(partial(_try_plan_as_slowest, work, cluster, found, whole))
-    plans, fault = [], None
-    for attempt in tries:
-        try:
-            plans.append(attempt())
-        except PlanError as error:
-            fault = fault or error
-    if not plans and fault is not None:
-        raise fault
-    return min(plans, key=lambda plan: plan.step_s)
-
-
-def _try_plan_on(
-    work: Experiment, cluster: Cluster, cost_model: CostModel, order: Sequence[Cluster] = ()
-) -> PlanReport:
-    """Returns the plan with the kinds of devices in this order, if there are several."""
+    """Returns the plan for given micro-batches."""
     pipeline, share_cores = work.pipeline, shares_cores(cluster)
     workers = pipeline.stages * pipeline.replicas
     notes: tuple[str, ...] = ()
@@ -150,18 +115,14 @@ def _try_plan_on(
     if rows := row_errors(work):  # planning so many would take minutes
         raise PlanError([*faults, *rows])
     try:
-        of_memory = cost_model(work, cluster)
-        found_costs = {kind.label: cost_model(work, kind) for kind in order} or {cluster.label: of_memory}
-        layer_costs = costs_of_run(of_memory, work, cluster)
+        found_costs = cost_model(work, cluster)
+        layer_costs = costs_of_run(found_costs, work, cluster)
         each = bytes_per_parameter(work.optimizer, pipeline.replicas)
-        placement = cluster.place(pipeline.stages, pipeline.replicas) if not (faults or order) else None
+        placement = cluster.place(pipeline.stages, pipeline.replicas) if not faults else None
         machine = within_memory(layer_costs.machine, work, cluster, placement)
-        if order and not faults:
-            kinds = [(kind, costs_of_run(found_costs[kind.label], work, kind)) for kind in order]
-            machine, placement = on_unequal_devices(machine, layer_costs.costs, kinds, cluster, work)
         if placement is not None:
             machine = across_nodes(machine, placement, cluster)
-            notes += network_notes(placement, cluster, [stage.name for stage in machine.stages])
+            notes += network_notes(placement, cluster)
         if faults:
             check_memory(layer_costs.costs, pipeline, each, machine)
             raise PlanError(faults)
@@ -178,21 +139,6 @@ def _try_plan_on(
         )
     placed_costs = replace(layer_costs, machine=machine)
     return PlanReport(work, cluster, found_costs, placed_costs, plan, model_facts(work).parameters, notes, placement)
-
-
-def _try_plan_as_slowest(
-    work: Experiment, cluster: Cluster, found: Mapping[str, LayerCosts], whole: LayerCosts
-) -> PlanReport:
-    """Returns the plan in which each device counts as one of the slowest, with the least memory: a replica may then
-    have devices of any kind, and stage k of another replica one of another kind."""
-    name, memory = slowest(found), min(kind.bytes_per_device for kind in cluster.parts)
-    (kind,) = [kind for kind in cluster.parts if kind.label == name]
-    equal = replace(kind, devices=cluster.devices, bytes_per_device=memory, nodes=cluster.nodes)
-    costs = with_seconds_of(whole, name, found)
-    costs = replace(costs, machine=replace(costs.machine, memory_limit_bytes=memory))
-    planned = _try_plan_on(work, equal, lambda *_: costs)
-    note = f"all devices count as {name}, the slowest"
-    return replace(planned, cluster=cluster, found_costs=found, notes=(*planned.notes, note))
 
 
 def numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
@@ -240,10 +186,7 @@ def _fewer_parts(pipeline: PipelineSettings, rows: int) -> str:
 
 
 def compared(planned: PlanReport, log: Log) -> PlanReport:
-    """Returns a plan with its alternatives; where the plan may choose its schedule, with the one that search finds.
-    Replicas with different numbers of micro-batches keep the schedule they have."""
-    if planned.shares:
-        return with_step_interval(planned)
+    """Returns a plan with its alternatives; where the plan may choose its schedule, with the one that search finds."""
     log("the other schedules")
     layer_costs, pipeline = planned.layer_costs, planned.experiment.pipeline
     each = bytes_per_parameter(planned.experiment.optimizer, pipeline.replicas)
@@ -261,18 +204,8 @@ def with_step_interval(report: PlanReport) -> PlanReport:
         low, high = central(report.layer_costs.step_ratios)
         return replace(report, step_interval_s=(low * report.step_s, high * report.step_s))
     keyed = KeyedWork(report.experiment, report.experiment.key())
-    of_kinds = {kind.label: kind.logits_bytes for kind in report.cluster.parts}
-
-    def step_s(share: float) -> float:
-        def costs(device: Device, logits_bytes: int) -> tuple[LayerCost, ...]:
-            return _estimated(keyed, replace(device, efficiency=share), logits_bytes)
-
-        def on_stage(stage: StageDevice) -> StageDevice:
-            own = report.found_costs[stage.name].device
-            return stage if own is None else replace(stage, costs=costs(own, of_kinds[stage.name]))
-
-        stages = tuple(map(on_stage, machine.stages))
-        return retimed_step_s(report.plan, costs(device, logits_bytes), replace(machine, stages=stages))
-
-    low, high = map(step_s, reversed(device.efficiency_range))
+    low, high = (
+        retimed_step_s(report.plan, _estimated(keyed, replace(device, efficiency=share), logits_bytes), machine)
+        for share in reversed(device.efficiency_range)
+    )
     return replace(report, step_interval_s=(low, high))

@@ -16,7 +16,7 @@ from experiments.translation.runs import MULTILINGUAL_RUNS
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 
-CLUSTERS = ("16x16GiB", "8xH100", "2x8xH100", "8xH100+8xA100-40GB", "16x8xH100")
+CLUSTERS = ("16x16GiB", "8xH100", "2x8xH100", "16x8xH100")
 AUTO = "pipeline.micro_batches=auto"
 
 HEADINGS = (
@@ -28,12 +28,12 @@ HEADINGS = (
 NOTES = (
     "Simulated from estimated layer costs: nothing ran. The hours are those of 100,000 steps, with matrix products at "
     "70% (least) and 30% (most) of the device's peak. This range is a choice, not a measurement.",
-    "The limit is the memory of the device with the least room, minus a reserve of 5% (pipeline.memory_reserve).",
+    "The limit is the device's memory minus a reserve of 5% (pipeline.memory_reserve).",
     "A paper's plan has the paper's K (t12_400m: ours, none is printed) and its schedule; R is 8, or as many replicas "
     "as the cluster holds, and the plan chose M (pipeline.micro_batches=auto). Below it stands the fastest plan "
     "(BEST=1), with the settings that make it.",
     "16x16GiB: one group of 16 devices with the memory, speed and links of a TPUv3 core. H100: 79 GiB, NVLink 4 inside "
-    "a node, one port of 200 Gbit/s a device between nodes; A100-40GB: 39.4 GiB, NVLink 3.",
+    "a node, one port of 200 Gbit/s a device between nodes.",
 )
 
 
@@ -49,7 +49,7 @@ def paper_plans_table(
         report(done, len(pairs), f"{run.name} on {name}")
         cluster = parse_cluster(name, Cluster(1, GIB, "cpu"))
         rows += [[name, run.name, *values] for values in _rows(run, cluster)]
-    return Table("paper-plans", "Plans of the paper's five translation runs on five clusters", HEADINGS, rows, NOTES)
+    return Table("paper-plans", "Plans of the paper's five translation runs on four clusters", HEADINGS, rows, NOTES)
 
 
 def _rows(run: TranslationExperiment, cluster: Cluster) -> list[list[Value]]:
@@ -71,9 +71,9 @@ def _row(name: str, planned: PlanReport) -> list[Value]:
     plan, work = planned.plan, planned.experiment
     pipeline, interval = plan.pipeline, planned.hours_interval
     assert interval is not None, "declared devices have estimated costs"
-    fullest, limit_bytes = planned.fullest_stage
     return [
         name, pipeline.stages, pipeline.replicas, pipeline.stages * pipeline.replicas, pipeline.micro_batches,
         work.batch // (pipeline.replicas * pipeline.micro_batches), work.batch, plan.schedule_config.schedule,
-        plan.timeline.bubble, fullest.peak_bytes / GIB, limit_bytes / GIB, *interval,
+        plan.timeline.bubble, max(cell.peak_bytes for cell in plan.cells) / GIB,
+        plan.machine.memory_limit_bytes / GIB, *interval,
     ]  # fmt: skip

@@ -28,7 +28,7 @@ def from_text(experiment: TranslationExperiment, text: Path) -> Sample:
     pipeline, train = experiment.pipeline, experiment.train
     # as one replica, which gets all micro-batches; with several, the first gets only the shortest sentences
     count = pipeline.replicas * pipeline.micro_batches
-    batches = TranslationBatches(TextData(text), experiment.text, train, [count])
+    batches = TranslationBatches(TextData(text), experiment.text, train, 1, count)
     parts: list[MicroBatch] = []
     for step in range(max(1, min(16, 50_000 // train.batch_tokens))):
         batch = batches.batch(step, 0)

@@ -39,7 +39,7 @@ def serve(config: dict[str, Any]) -> None:
     host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     use_interface_of(host)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # the interface that the host name resolves to, instead of loopback
-    dispatcher, rank = config["dispatcher"], config["ranks"][ray.train.get_context().get_world_rank()]
+    dispatcher, rank = config["dispatcher"], ray.train.get_context().get_world_rank()
     if rank == 0:  # the workers of all attempts meet in a store that this agent keeps, so that its port stays the same
         store = rendezvous_store(host)
         ray.get(dispatcher.set_store.remote(f"{host} {store.port}"))

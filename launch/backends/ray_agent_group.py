@@ -31,9 +31,6 @@ class AgentGroup:
         """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first. ``folders`` are the
         run's on nodes that do not share it, by node id: the first agent there sends what changes."""
         self.workers, self.send_files, self._log = len(nodes), bool(folders), log
-        self.rank_devices = attempt.rank_devices
-        self.ranks = [rank for node in dict.fromkeys(nodes) for rank, own in enumerate(nodes) if own == node]
-        """Our rank of each rank of Ray Train's, which numbers node by node in the order of their first ranks."""
         self._write_failure = ""
         self._watchdog: Watchdog | None = None
         """That of the current attempt."""
@@ -43,10 +40,9 @@ class AgentGroup:
         self._ended = threading.Event()
         config = {
             "dispatcher": self._dispatcher,
-            "ranks": self.ranks,
             "folders": {nodes.index(node): folder for node, folder in folders.items()},
         }
-        trainer = _trainer(attempt, experiment, [nodes[rank] for rank in self.ranks], config)
+        trainer = _trainer(attempt, experiment, nodes, config)
         # in a thread, because in the main thread Ray Train handles an interrupt itself: it silently ends the process
         # with exit code 0
         threading.Thread(target=self._fit, args=[trainer], daemon=True).start()
@@ -103,7 +99,8 @@ class AgentGroup:
 
 
 def _trainer(attempt: Attempt, experiment: Experiment, nodes: Sequence[str], config: dict[str, Any]) -> Any:
-    """Returns the trainer that runs an agent on each device, on ``nodes``, those of a node one after another."""
+    """Returns the trainer that runs an agent on each device. Ray Train's ranks equal ours, because it numbers them node
+    by node in this order."""
     import ray.train
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 

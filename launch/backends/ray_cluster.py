@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.base.cluster import MOST_KINDS, Cluster, of_kinds
+from experiments.base.cluster import Cluster
 from experiments.base.hints import command
 from launch.backends.backend import Backend, Result
 from launch.backends.link_cache import read_links
@@ -20,7 +20,6 @@ from launch.storage_sync.data_transfer import send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cores, cpu_model, gpus
-from suite.cgroups import cpu_quota
 from suite.errors import BusyError, PlacementError
 from suite.log import Log
 from suite.pipeline.planning.placement import Node, Placement
@@ -48,7 +47,8 @@ class RayClusterBackend(Backend):
         """Devices of each node, by node id."""
 
     def cluster(self) -> Cluster:
-        """Returns the devices of the nodes that answer, free or busy.
+        """Returns the devices of the nodes that answer, free or busy. If they differ, all count as those of one node:
+        one without bf16 if there is any, and of these the one with the smallest memory. The memory is the smallest.
 
         Raises PlacementError when the cluster does not answer or has no devices.
         """
@@ -60,26 +60,20 @@ class RayClusterBackend(Backend):
             name = self._connection.name()
         new = [node for node in nodes if node.id not in self._devices]
         found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
-        self._devices |= {node.id: _as_offered(devices, quota, node) for node, (devices, quota) in found.items()}
-        names = {node.id: self._devices[node.id].name for node in nodes}
-        self._connection.device_names |= names
-        nodes = tuple(replace(node, device=names[node.id]) for node in nodes)
+        self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
+        of_nodes = [self._devices[node.id] for node in nodes]
+        slowest = min(of_nodes, key=lambda devices: (devices.has_bf16, devices.bytes_per_device))
+        names = tuple(dict.fromkeys(devices.name for devices in of_nodes))
         links = read_links(CACHE, name)
-
-        def of_nodes(own: Sequence[Node]) -> Cluster:
-            return replace(
-                min((self._devices[node.id] for node in own), key=lambda devices: devices.bytes_per_device),
-                devices=sum(node.total for node in own),
-                nodes=tuple(own),
-                network=links.between_nodes if links else None,
-                reduction=links.all_reduce if links else None,
-                has_bf16=all(self._devices[node.id].has_bf16 for node in own),
-            )
-
-        kinds = dict.fromkeys(names.values())
-        if len(kinds) > MOST_KINDS:
-            return of_nodes(nodes)
-        return of_kinds([of_nodes([node for node in nodes if node.device == kind]) for kind in kinds])
+        return replace(
+            slowest,
+            devices=sum(node.total for node in nodes),
+            bytes_per_device=min(devices.bytes_per_device for devices in of_nodes),
+            nodes=nodes,
+            network=links.between_nodes if links else None,
+            reduction=links.all_reduce if links else None,
+            device_names=names if len(names) > 1 else (),
+        )
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
@@ -90,8 +84,8 @@ class RayClusterBackend(Backend):
     def on_free_devices(
         self, task: Callable[[], Result], cluster: Cluster, devices: int, log: Log, data: Path | None = None
     ) -> Result:
-        """On the node of the cluster's kind that has the most free devices, in at most MEASURING_S."""
-        ids = {node.id for node in cluster.nodes if node.device == cluster.name}
+        """On a node with the devices that all count as, the one with the most free, in at most MEASURING_S."""
+        ids = {node.id for node in cluster.nodes if self._devices[node.id].name == cluster.name}
 
         def find() -> Node:
             nodes = [node for node in self._connection.nodes(cluster.kind.upper()) if node.id in ids]
@@ -111,20 +105,16 @@ class RayClusterBackend(Backend):
         return result
 
 
-def _node_devices(kind: str) -> tuple[Cluster, float]:
-    """Returns the devices of the node that this runs on, and its CPU quota in cores."""
-    return gpus() if kind == "GPU" else replace(cores(), name=cpu_model()), cpu_quota()
+def _node_devices(kind: str) -> Cluster:
+    """Returns the devices of the node that this runs on."""
+    return gpus() if kind == "GPU" else replace(cores(), name=cpu_model())
 
 
-def _as_offered(devices: Cluster, quota: float, node: Node) -> Cluster:
-    """Returns a node's devices; of cores as many as Ray offers there, which share the memory and the node's quota.
-    Cores with different shares of one, to 5%, are different devices."""
+def _as_offered(devices: Cluster, node: Node) -> Cluster:
+    """Returns a node's devices; of cores as many as Ray offers there, which share the memory."""
     if devices.kind == "gpu":
         return devices
-    percent = max(5, 5 * round(20 * min(1.0, quota / node.total)))
-    share = f", {percent}% of a core" if percent < 100 else ""
-    each = devices.devices * devices.bytes_per_device // node.total
-    return replace(devices, bytes_per_device=each, name=devices.name + share)
+    return replace(devices, bytes_per_device=devices.devices * devices.bytes_per_device // node.total)
 
 
 def _call(task: Callable[[], Result]) -> Result:

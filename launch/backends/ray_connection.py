@@ -45,8 +45,6 @@ class Connection:
     def __init__(self, workers: int = 1) -> None:
         """A local Ray gets room for so many workers, even if they must share cores."""
         self.connected = False
-        self.device_names: dict[str, str] = {}
-        """The name of each node's devices, by node id, as far as they are known."""
         self._workers = workers
 
     def open(self) -> None:
@@ -85,7 +83,6 @@ class Connection:
                 f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})",
                 int(free.get(node["NodeID"], {}).get(kind, 0)),
                 int(node["Resources"][kind]),
-                self.device_names.get(node["NodeID"], ""),
             )
             for node in counted
         ]

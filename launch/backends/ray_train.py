@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from experiments.base.experiment import Experiment
@@ -25,7 +25,7 @@ from suite.errors import (
     WorkerError,
     first_line,
 )
-from suite.pipeline.planning.placement import Placement, place, place_on_kinds, shortage
+from suite.pipeline.planning.placement import Placement, place, shortage
 
 HOLD_S, MOST_LOSSES = 15, 10
 """Seconds for Ray to give this run the devices that it chose; how often another run may take them first. Two runs that
@@ -103,10 +103,9 @@ class RayTrainLauncher:
         """Returns the previous attempt's agents if they can be reused, otherwise new ones."""
         if self._can_reuse_agents(attempt.workers):
             assert self._agents is not None
-            if self._agents.rank_devices == attempt.rank_devices:
-                return self._agents
+            return self._agents
         self._release()
-        placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas, attempt.rank_devices)
+        placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas)
         checkpoints = checkpoint_location(attempt.run, experiment)
         folders = prepare_nodes(attempt, placement.nodes, checkpoints, self._unshared_nodes, self._log)
         self._agents = AgentGroup(attempt, experiment, placement.ids, folders, self._log)
@@ -141,19 +140,15 @@ class RayTrainLauncher:
                 return min(free, workers)
             time.sleep(POLL_S)
 
-    def _place(self, stages: int, replicas: int, rank_devices: Sequence[str]) -> Placement:
-        """Returns the placement of the workers, rank r on a device ``rank_devices[r]`` if that is planned. Waits for
-        busy devices. Raises PlacementError with the devices of each node if they do not become free in time."""
+    def _place(self, stages: int, replicas: int) -> Placement:
+        """Returns the placement of the workers; waits for busy devices. Raises PlacementError with the devices of each
+        node if they do not become free in time."""
 
         def find() -> tuple[Placement, int]:
             nodes = self._connection.nodes(self._kind)
             try:
-                if rank_devices:
-                    return place_on_kinds(nodes, rank_devices, stages), len(nodes)
                 return place(nodes, stages, replicas), len(nodes)
-            except PlacementError as error:
-                if rank_devices and sum(node.free for node in nodes) >= stages * replicas:
-                    raise BusyError(str(error)) from None
+            except PlacementError:
                 busy = sum(node.total for node in nodes) >= stages * replicas
                 missing = shortage(nodes, stages, replicas, self._kind)
                 raise (BusyError if busy else PlacementError)(missing) from None
@@ -184,8 +179,7 @@ class RayTrainLauncher:
         Ray needs up to half a minute to notice a machine without power. A machine cut off from the others may still
         reach this one; then all workers wait for one another, and the one that waits longest may be on another node.
         """
-        ranks = self._agents.ranks if self._agents is not None else []
-        cause, lost_rank, heartbeats = root_cause(error, ranks), None, watchdog.heartbeats
+        cause, lost_rank, heartbeats = root_cause(error), None, watchdog.heartbeats
         verdict = watchdog.verdict
         if self._connection.connected and (verdict is not None or isinstance(cause, WorkerDiedError | StallError)):
             died = cause.rank if isinstance(cause, WorkerDiedError) else 0
@@ -222,16 +216,15 @@ def _wait_for_workers(agents: AgentGroup, watchdog: Watchdog) -> None:
             raise WorkerError("the workers were ended")
 
 
-def root_cause(error: Exception, ranks: Sequence[int] = ()) -> SuiteError:
-    """Returns the error of a failed attempt: what a worker reported, or why Ray Train's agents ended. ``ranks`` has our
-    rank of each rank of Ray Train's, if they differ."""
+def root_cause(error: Exception) -> SuiteError:
+    """Returns the error of a failed attempt: what a worker reported, or why Ray Train's agents ended."""
     if isinstance(error, SuiteError):
         return error
     failures: dict[int, Exception] = getattr(error, "worker_failures", {})
     if not failures:
         return WorkerError(f"Ray could not run the workers: {first_line(_unwrap(error))}")
-    first = min(failures)
-    cause, rank = _unwrap(failures[first]), ranks[first] if ranks else first
+    rank = min(failures)
+    cause = _unwrap(failures[rank])
     if getattr(cause, "preempted", False):
         return WorkerDiedError(rank, "its node was preempted", "preemption")
     died = "Actor" in type(cause).__name__ or "Worker" in type(cause).__name__

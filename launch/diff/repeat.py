@@ -112,13 +112,6 @@ def _copy(again: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: i
 
 def _as_planned(experiment: Experiment, plan: RunPlan) -> Experiment:
     """Returns an experiment whose next plan has the same schedule and cells: with replicas, the rounding of the norm
-    depends on which layers share a stage. Raises SettingError for a run whose replicas had different numbers of
-    micro-batches."""
-    if len({share.micro_batches for share in plan.shares}) > 1:
-        shares = ", ".join(f"{share.micro_batches} on {share.device}" for share in plan.shares)
-        raise SettingError(
-            f"the run's replicas had these numbers of micro-batches: {shares}; equal devices sum gradients in another "
-            "order, so its bits cannot be repeated on this machine"
-        )
+    depends on which layers share a stage."""
     pipeline = planned_schedule(plan) | {"layers_per_cell": plan.cells}
     return experiment.model_copy(update={"pipeline": experiment.pipeline.model_copy(update=pipeline)})

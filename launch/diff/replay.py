@@ -71,8 +71,7 @@ def replay(name: str, asked: ReplayedAction, stop: Stop | None, save: Path | Non
     chosen, plan = read_experiment_file(run.experiment), RunPlan.read(run.plan_json)
     layers = _layers_of(asked, chosen, plan)
     pipeline, threads = chosen.pipeline, threads_of(chosen)
-    shares = plan.coord(0, pipeline).shares(pipeline.micro_batches)
-    micro_batch = sum(shares[: asked.replica]) + asked.action.micro_batch
+    micro_batch = asked.replica * pipeline.micro_batches + asked.action.micro_batch
     console.print(f"{asked}: micro-batch {micro_batch} of the mini-batch, layers {layers.start} to {layers.stop - 1}")
     check_fits(chosen)
     prepare_same(run, chosen, console)
@@ -83,8 +82,7 @@ def replay(name: str, asked: ReplayedAction, stop: Stop | None, save: Path | Non
         _load(run, chosen, asked.step - 1, modules, console)
         if chosen.optimizer.precision == "bf16" and device.type in MULTIPLIES_BF16_INTO_FP32:
             modules = [with_deferrable_linears(module) for module in modules]  # as in a stage
-        coord = RankCoord(asked.replica, 1, pipeline.replicas, unequal_shares=shares)
-        found = _tensors(chosen, modules, loss, layers, asked, coord, device, stop)
+        found = _tensors(chosen, modules, loss, layers, asked, device, stop)
     is_same = _compare(found, RunFingerprints.read(run.fingerprints), asked, micro_batch, device, console)
     if save is not None:
         torch.save({(place.layer, place.what): tensor.cpu() for place, tensor in found.items()}, save)
@@ -100,13 +98,12 @@ def _layers_of(asked: ReplayedAction, chosen: Experiment, plan: RunPlan) -> rang
             raise SettingError(f"{asked}: there is no {what} {value}; they go from 0 to {count - 1}")
     if not 1 <= asked.step <= chosen.train.steps:
         raise SettingError(f"{asked}: the run has steps 1 to {chosen.train.steps}")
-    count = plan.coord(asked.replica * pipeline.stages, pipeline).own_micro_batches(pipeline.micro_batches)
-    own = plan.schedule_of(asked.replica).actions(pipeline.stages, count)[asked.stage]
+    own = plan.schedule_config.actions(pipeline.stages, pipeline.micro_batches)[asked.stage]
     if action not in own:
         kinds = ", ".join(dict.fromkeys(each.kind for each in own))
         raise SettingError(
             f"{asked}: the stage's schedule has no such action; it has {kinds} of micro-batches 0 to "
-            f"{count - 1}, such as {own[0]} and {own[-1]}"
+            f"{pipeline.micro_batches - 1}, such as {own[0]} and {own[-1]}"
         )
     placement = plan.coord(0, pipeline).placement
     return cell_ranges(plan.cells, chosen.list_length)[action.cell(asked.stage, placement)]
@@ -150,13 +147,12 @@ def _tensors(
     loss: nn.Module,
     cell: range,
     asked: ReplayedAction,
-    coord: RankCoord,
     device: torch.device,
     stop: Stop | None,
 ) -> dict[Place, Tensor]:
     """Runs the micro-batch as far as the action needs it; returns the tensors of the cell's layers."""
     found: dict[Place, Tensor] = {}
-    goes_back, replicas = asked.action.kind in "BIW", coord.replicas
+    goes_back, replicas = asked.action.kind in "BIW", chosen.pipeline.replicas
 
     def watch(place: Place, tensor: Tensor) -> None:
         if place.is_backward == goes_back:
@@ -170,7 +166,7 @@ def _tensors(
         if index == cell.start and stop is not None:
             stop()
 
-    source = chosen.data_source(chosen.data_folder(CACHE).resolve(), coord)
+    source = chosen.data_source(chosen.data_folder(CACHE).resolve(), RankCoord(asked.replica, 1, replicas))
     batch = source.batch(asked.step - 1)
     assert batch is not None, "one worker has the first and the last layer"
     own = {index: layers[index] for index in cell}

@@ -66,7 +66,7 @@ class CostRecord:
         try:
             fields = json.loads(path.read_text())
             link = Link(**fields["machine"]["link"])
-            machine = Machine(**dict(fields["machine"], link=link, stages=()))  # measured devices are equal
+            machine = Machine(**dict(fields["machine"], link=link))
             return CostRecord(**dict(fields, costs=tuple(map(_layer_cost, fields["costs"])), machine=machine))
         except (OSError, ValueError, TypeError, KeyError):
             return None

@@ -40,7 +40,7 @@ from suite.pipeline.planning.profile import COPIES
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 12
+VERSION = 13
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()
@@ -70,8 +70,6 @@ class MeasuredCosts:
         """Returns the costs, measured in as many concurrent processes as the run has workers on a node."""
         if cluster.device is not None:
             return estimated_costs(work, cluster)
-        if cluster.parts:
-            return self._of_all_kinds(work, cluster)
         # at least two if there is a link to measure; processes can share a core
         largest = max((node.total for node in cluster.nodes), default=2)
         least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
@@ -107,22 +105,6 @@ class MeasuredCosts:
             record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
         record.write(path)
         return costs_with(costs, machine, f"measured on {where}, {record.conditions}")
-
-    def _of_all_kinds(self, work: Measurable, cluster: Cluster) -> LayerCosts:
-        """Returns the most bytes of all kinds of devices. The seconds are their mean: a plan has those of each kind."""
-        found = {kind.label: self(work, kind) for kind in cluster.parts}
-        measured = all(own.measured for own in found.values())
-        history = self.cache / f"steps-{_digest(*sorted(found))}.jsonl" if measured else None
-        largest, process_bytes = found[cluster.label], max(own.machine.process_bytes for own in found.values())
-        return replace(
-            largest,
-            costs=tuple(map(_combine_layer, zip(*(own.costs for own in found.values()), strict=True))),
-            machine=replace(largest.machine, process_bytes=process_bytes),
-            source=" and ".join(own.source for own in found.values()),
-            measured=measured,
-            history=history,
-            step_ratios=ratios(history) if history is not None else (),
-        )
 
 
 def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path) -> list[LayerMeasurements]:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launch.worker.heartbeat import ENDED, Heartbeat
-from launch.worker.run_plan import RunPlan
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.schedule.config import ScheduleConfig
 
 BEFORE, AFTER = 6, 4
 """Number of actions shown before and after the current one."""
 
 
 def stall_report(
-    plan: RunPlan,
+    schedule_config: ScheduleConfig,
     coords: Sequence[RankCoord],
     micro_batches: int,
     heartbeats: Mapping[int, Heartbeat],
@@ -28,8 +28,7 @@ def stall_report(
     state at the end of its row."""
     rows = []
     for coord in coords:
-        own = coord.own_micro_batches(micro_batches)
-        actions = [str(action) for action in plan.schedule_of(coord.replica).actions(coord.stages, own)[coord.stage]]
+        actions = [str(action) for action in schedule_config.actions(coord.stages, micro_batches)[coord.stage]]
         name = f"stage {coord.stage}" if coord.replicas == 1 else str(coord)
         row, state = _row(actions, heartbeats.get(coord.rank))
         rows.append((name, row, remarks.get(coord.rank, state)))

@@ -167,10 +167,9 @@ class Supervisor:
                 f"available. When they are back, `{resume_command(self._attempt.run)}` continues from the latest "
                 f"checkpoint; with {option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
-        is_whole = available == requested == self._attempt.workers
-        if is_whole and not (self._attempt.shrunk or self._attempt.rank_devices):  # of equal devices, any will do
+        if available == requested == self._attempt.workers:
             return
-        before, plan = self._experiment.pipeline, self._plan
+        before = self._experiment.pipeline
         self._experiment, self._plan, self._attempt = self._replan(available)
         now = self._experiment.pipeline
         if now != before:
@@ -179,12 +178,6 @@ class Supervisor:
                 f"R {before.replicas} -> {now.replicas}, M {before.micro_batches} -> {now.micro_batches}; "
                 "the mini-batch is unchanged"
             )
-        elif self._plan != plan:
-            shares = [own.coord(0, now).shares(now.micro_batches) for own in (plan, self._plan)]
-            changes = f"layers of each cell {plan.cells} -> {self._plan.cells}"
-            if shares[0] != shares[1]:
-                changes += f"; micro-batches of each replica {shares[0]} -> {shares[1]}"
-            self._log(f"the run goes on with another plan: {changes}")
 
 
 def _content(path: Path) -> bytes | None:

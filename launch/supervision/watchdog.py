@@ -170,7 +170,7 @@ class Watchdog:
     def stall_report(self) -> str:
         """Returns where each stage was last seen."""
         remarks = {self.verdict.coord.rank: f"the root cause: {self.verdict.short}"} if self.verdict else {}
-        return stall_report(self._plan, self.coords, self._micro_batches, self.heartbeats, remarks)
+        return stall_report(self._plan.schedule_config, self.coords, self._micro_batches, self.heartbeats, remarks)
 
     def receive(self, heartbeats: Mapping[int, bytes]) -> None:
         """Takes the files of workers elsewhere, by rank."""

@@ -110,11 +110,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     as_planned = _with_planned_schedule(run, before, chosen)
     prepare_same(run, chosen, console)
     session = Session(backend, console, resumes=True)
-    shares = [share["micro_batches"] for share in (read_json(run.plan_json) or {}).get("shares", ())]
     planned = session.plan(as_planned, settings)
-    now = [share.micro_batches for share in planned.shares]
-    if shares != now and len({*shares, *now}) > 1:
-        console.print("replicas have other micro-batches than before, so gradients are summed in another order")
     pipeline = chosen.pipeline.model_copy(update={"micro_batches": planned.experiment.pipeline.micro_batches})
     requested = planned.experiment.with_pipeline(pipeline)  # so a later resume takes plan.json's too
     session.train(run, replace(planned, experiment=requested), resumed=True, checkpoint_step=step)

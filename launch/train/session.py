@@ -6,7 +6,6 @@ import json
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
@@ -39,12 +38,11 @@ from launch.train.summary import describe_best, describe_losses, describe_scores
 from launch.watching.report import update_page
 from launch.worker.attempt import Attempt, draft_of, run_logger, threads_of
 from launch.worker.run_plan import RunPlan
-from suite.errors import PlacementError, PlanError, SuiteError, typed_line
+from suite.errors import PlacementError, PlanError, typed_line
 from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
-from suite.pipeline.planning.placement import place_on_kinds
 from suite.pipeline.schedule.timeline import text
 from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
@@ -150,7 +148,6 @@ class CurrentRun:
             working_dir=None if in_job() else Path.cwd(),
             is_brief=session.is_brief,
             costs=(CACHE / "costs").resolve(),
-            rank_devices=planned.rank_devices,
         )
 
     def fitted_to(self, devices: int) -> tuple[Experiment, RunPlan, Attempt]:
@@ -158,47 +155,23 @@ class CurrentRun:
         without a plan that fits."""
         requested, fault = self._requested, ""
         for experiment in shrunk_to(requested, devices, self._session.backend.cluster):
-            if experiment.pipeline != requested.experiment.pipeline and not requested.experiment.train.elastic:
-                break
+            known = [plan for plan in (requested, self.planned) if plan.experiment.pipeline == experiment.pipeline]
             try:
-                planned = self._planned(experiment)
+                planned = known[0] if known else self._session.plan(experiment)
             except PlanError as error:
                 fault = fault or f" ({error.errors[0]})"
                 continue
             if planned is not self.planned:
                 self.planned, self.plan = planned, _run_plan(self._session, planned)
-                workers, is_other = _workers(experiment), planned is not requested
-                self.attempt = replace(
-                    self.attempt, workers=workers, shrunk=is_other, rank_devices=planned.rank_devices
-                )
-                if is_other:
+                is_shrunk = planned is not requested
+                self.attempt = replace(self.attempt, workers=_workers(experiment), shrunk=is_shrunk)
+                if is_shrunk:
                     _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
-                else:
-                    self.run.shrunk_plan.unlink(missing_ok=True)
             return experiment, self.plan, self.attempt
         raise PlacementError(
-            f"{devices} devices are left, and no plan of {requested.experiment.name} fits them{fault}; when others are "
+            f"{devices} devices are left, and no plan of {requested.experiment.name} fits them{fault}; when more are "
             f"back, `{resume_command(self.run)}` continues from the latest checkpoint"
         )
-
-    def _planned(self, experiment: Experiment) -> PlanReport:
-        """Returns the plan of a run: the requested or the current one, if the kinds of devices for it are there; else a
-        new one. Raises PlanError if none fits."""
-        plans = [each for each in (self._requested, self.planned) if each.experiment.pipeline == experiment.pipeline]
-        return next(filter(self._has_devices, plans), None) or self._session.plan(experiment)
-
-    def _has_devices(self, planned: PlanReport) -> bool:
-        """Whether the kinds of devices for a plan are there. If a node does not answer, the launcher will say so."""
-        if not planned.rank_devices:
-            return True
-        try:
-            nodes = self._session.backend.cluster().nodes
-        except SuiteError:
-            return True
-        with suppress(PlacementError):
-            place_on_kinds(nodes, planned.rank_devices, planned.experiment.pipeline.stages)
-            return True
-        return False
 
 
 def _note(experiment: Experiment) -> str:
@@ -233,8 +206,7 @@ def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
 def _run_plan(session: Session, planned: PlanReport) -> RunPlan:
     plan, cluster = planned.plan, planned.cluster
     flops = None if session.is_brief else _step_flops(planned, session.console.print)
-    config, logits_bytes = plan.schedule_config, cluster.logits_bytes
-    return RunPlan(plan.layers_per_cell, config, planned.step_s, flops, logits_bytes, planned.shares)
+    return RunPlan(plan.layers_per_cell, plan.schedule_config, planned.step_s, flops, cluster.logits_bytes)
 
 
 def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:

@@ -39,23 +39,17 @@ class StepCheck:
         planned = self._planned()
         if planned.layer_costs.history is not None:
             note(planned.layer_costs.history, planned.step_s, step_s)
-        if not disagree(step_s, planned.step_s):
+        found = planned.found_costs
+        record = CostRecord.read(found.file) if found.file is not None else None
+        if record is None or record.costs != found.costs or not disagree(step_s, planned.step_s):
             return
-        kinds = set(planned.rank_devices) or planned.found_costs
-        for kind in kinds:
-            found = planned.found_costs[kind]
-            record = CostRecord.read(found.file) if found.file is not None else None
-            if record is None or record.costs != found.costs:
-                continue
-            difference = (
-                f"a step takes {in_seconds(step_s)} (median of {STEPS}), the plan predicts "
-                f"{in_seconds(planned.step_s)}; the layer costs{f' of {kind}' if kind else ''} were measured at "
-                f"{record.conditions}"
-            )
-            if record.confirmed:
-                kept = "twice with the same result, so they are kept: the difference has another cause"
-                self._log(f"{difference}, {kept}")
-                continue
-            assert found.file is not None
-            record.doubt(found.file)
-            self._log(f"{difference}; the next new run measures them again")
+        difference = (
+            f"a step takes {in_seconds(step_s)} (median of {STEPS}), the plan predicts {in_seconds(planned.step_s)}; "
+            f"the layer costs were measured at {record.conditions}"
+        )
+        if record.confirmed:
+            self._log(f"{difference}, twice with the same result, so they are kept: the difference has another cause")
+            return
+        assert found.file is not None
+        record.doubt(found.file)
+        self._log(f"{difference}; the next new run measures them again")

@@ -132,25 +132,22 @@ class WatchView:
         if attempt is None:
             return "  workers are starting"
         stages, replicas = int(attempt.fields["K"]), int(attempt.fields["R"])
-        plan = self._plan(attempt)
-        shares = tuple(share.micro_batches for share in plan.shares)
-        coords = [RankCoord(rank, stages, replicas, unequal_shares=shares) for rank in range(stages * replicas)]
+        coords = [RankCoord(rank, stages, replicas) for rank in range(stages * replicas)]
         heartbeats = {
             coords[0].rank_of(heartbeat.replica, heartbeat.stage): heartbeat
             for heartbeat in read_heartbeats(self.run.heartbeats, attempt.number)
         }
-        return stall_report(plan, coords, int(attempt.fields["M"]), heartbeats, {})
+        return stall_report(self._schedule(attempt), coords, int(attempt.fields["M"]), heartbeats, {})
 
-    def _plan(self, attempt: Attempt) -> RunPlan:
-        """Returns the plan of an attempt: that of a run that lost devices, or the requested one; without either, one
-        with the same actions but no recomputes. The grid then shows recomputes without their neighbours."""
-        written = [path for path in (self.run.shrunk_plan, self.run.plan_json) if path.exists()]
-        for path in sorted(written, key=lambda path: path.stat().st_mtime, reverse=True):
+    def _schedule(self, attempt: Attempt) -> ScheduleConfig:
+        """Returns the schedule of an attempt: that of a run that lost devices, or the requested one; without either,
+        one with the same actions but no recomputes. The grid then shows recomputes without their neighbours."""
+        for path in (self.run.shrunk_plan, self.run.plan_json):
             plan = read_json(path) or {}
             if all(plan.get(name) == attempt.fields[name] for name in ("K", "R", "M")):
                 with suppress(RunFileError):
-                    return RunPlan.read(path)
-        return RunPlan((), ScheduleConfig("fill_drain", (0,)))
+                    return RunPlan.read(path).schedule_config
+        return ScheduleConfig("fill_drain", (0,))
 
 
 def _follow_live(view: WatchView, console: Console) -> None:

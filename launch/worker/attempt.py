@@ -36,7 +36,7 @@ class Attempt:
     checkpoint_step: int | None = None
     """Step of the checkpoint to resume from; later ones are abandoned. None: the newest valid one."""
     shrunk: bool = False
-    """Whether the run has another plan than requested, because devices were lost."""
+    """Whether the run has fewer devices than requested."""
     owner: str = ""
     """The driver, by a text that no other has (``suite.training.checkpoint.ownership``)."""
     working_dir: Path | None = None
@@ -48,8 +48,6 @@ class Attempt:
     """The folder of measured costs, which has the device's measured peak too."""
     heartbeats: Path | None = None
     """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
-    rank_devices: tuple[str, ...] = ()
-    """The kind of device that each rank is planned on; empty where any will do."""
     hook: str = ""
     """``path.py:function[argument]`` of GPIPE_WORKER_HOOK, called before a worker is assembled; tests inject faults."""
 
@@ -64,7 +62,7 @@ class Attempt:
 
     @property
     def input_files(self) -> tuple[Path, Path]:
-        """The files of the experiment and of the plan: of a run that lost devices, the shrunk ones; while a
+        """The files of the experiment and of the plan: on fewer devices than requested, the shrunk ones; while a
         resumed run starts, their drafts."""
         if self.shrunk:
             return self.run.shrunk, self.run.shrunk_plan

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from launch.worker.devices import cpu_model
-from suite.cgroups import QuotaPeriods, cpu_quota
 from suite.device import is_host, module_of, synchronize
 from suite.paths import write_atomically
 from suite.pipeline.planning.devices import DEVICES
@@ -26,7 +25,7 @@ from suite.training.utilization import Peak
 MEASURE_S = 0.5
 """Products are repeated for this long; the fastest counts, because other work on the machine only slows them down."""
 
-_VERSION = 2
+_VERSION = 3
 """Of the measurement. Raise it when the measurement changes."""
 
 
@@ -39,7 +38,7 @@ def device_peak(device: torch.device, precision: str, cache: Path | None) -> Pea
     name = cpu_model() if is_host(device) else module_of(device).get_device_name(device)
     if not is_host(device) and (declared := declared_peak(name, precision)) is not None:
         return declared
-    key = repr((_VERSION, name, torch.get_num_threads(), cpu_quota(), precision, torch.__version__))
+    key = repr((_VERSION, name, torch.get_num_threads(), precision, torch.__version__))
     path = None if cache is None else cache / f"peak-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     if path is not None:
         with suppress(OSError, ValueError, TypeError):
@@ -71,15 +70,13 @@ def _measure(device: torch.device, precision: str) -> float:
     generator = torch.Generator(device).manual_seed(0)  # a data set may draw from the default one
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     matrix = torch.randn(side, side, device=device, generator=generator).to(dtype)
-    fastest_s, count, begin, stopped = math.inf, 0, time.perf_counter(), QuotaPeriods.now()
+    fastest_s, begin = math.inf, time.perf_counter()
     matrix @ matrix  # allocates, and starts the threads
     while math.isinf(fastest_s) or time.perf_counter() - begin < MEASURE_S:
         start = time.perf_counter()
         matrix @ matrix
         synchronize(device)
-        fastest_s, count = min(fastest_s, time.perf_counter() - start), count + 1
-    if is_host(device) and QuotaPeriods.now().mostly_stopped_since(stopped):
-        fastest_s = (time.perf_counter() - begin) / (count + 1)
+        fastest_s = min(fastest_s, time.perf_counter() - start)
     if not is_host(device):
         module_of(device).reset_peak_memory_stats(device)
     return 2.0 * side**3 / fastest_s

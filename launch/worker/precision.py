@@ -14,8 +14,7 @@ def with_available_precision(chosen: Experiment, cluster: Cluster, log: Log) -> 
     is_gpu = cluster.kind == "gpu"
     if chosen.optimizer.precision != "bf16" or (cluster.has_bf16 if is_gpu else multiplies_bf16()):
         return chosen
-    lacking = " and ".join(kind.name for kind in cluster.parts or (cluster,) if not kind.has_bf16)
-    device = lacking or "GPU" if is_gpu else cpu_model()
+    device = cluster.name or "GPU" if is_gpu else cpu_model()
     needed = f"compute capability {BF16_CAPABILITY}.0, as an A100 has" if is_gpu else "avx512_bf16 or amx_bf16"
     log(
         f"optimizer.precision is bf16, and {device} has no instructions for its products ({needed}), so it would be "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -12,7 +12,7 @@ from models.chunked_loss import CPU_LOGITS_BYTES
 from suite.errors import RunFileError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.flops import StepFlops
-from suite.pipeline.schedule.config import ReplicaShare, ScheduleConfig
+from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
 from suite.training.loop import MESSAGE_TIMEOUT_STEPS
 
@@ -30,8 +30,6 @@ class RunPlan:
     """Operations of a step; None if the model has none, or if they could not be counted."""
     logits_bytes: int = CPU_LOGITS_BYTES
     """The size of logits that the devices compute at once (``models.chunked_loss``)."""
-    shares: tuple[ReplicaShare, ...] = ()
-    """Of each replica, if each has devices of one kind."""
 
     @staticmethod
     def read(path: Path) -> RunPlan:
@@ -48,14 +46,7 @@ class RunPlan:
 
     def coord(self, rank: int, pipeline: PipelineSettings) -> RankCoord:
         cell_to_stage = self.schedule_config.cell_to_stage(pipeline.stages)
-        shares = tuple(share.micro_batches for share in self.shares)
-        return RankCoord(rank, pipeline.stages, pipeline.replicas, cell_to_stage, shares)
-
-    def schedule_of(self, replica: int) -> ScheduleConfig:
-        """Returns the schedule of a replica."""
-        if not self.shares:
-            return self.schedule_config
-        return replace(self.schedule_config, max_live_graphs=self.shares[replica].max_live_graphs)
+        return RankCoord(rank, pipeline.stages, pipeline.replicas, cell_to_stage)
 
     @property
     def timeout_s(self) -> float:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-import statistics
 import time
 import traceback
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -131,7 +129,7 @@ def _train_stage(
         device = torch.device("cuda", torch.cuda.current_device()) if attempt.use_gpu else torch.device("cpu")
         layers, loss = experiment.build()
         set_logits_bytes(layers, plan.logits_bytes)
-        model = PartitionedModel(layers, loss, cell_ranges(plan.cells, len(layers)), plan.schedule_of(coord.replica))
+        model = PartitionedModel(layers, loss, cell_ranges(plan.cells, len(layers)), plan.schedule_config)
         executor, groups = make_executor(coord, model, device, experiment.optimizer.precision, settings.seed, status)
         loaded, vocabulary = load_weights(experiment, attempt, executor, log)
         start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
@@ -152,7 +150,7 @@ def _train_stage(
         # the trackers
         system_metrics = SystemMetrics(run.system, coord, attempt.number, status, device)
         trackers, wandb_run = _trackers(experiment, plan, run, coord, start, notes, system_metrics, log)
-        schedule_key = str((experiment.pipeline, plan.cells, plan.schedule_config, plan.shares))
+        schedule_key = str((experiment.pipeline, plan.cells, plan.schedule_config))
         trace = TraceWriter(run.traces, coord, device, start, experiment.trace, schedule_key)  # compares clocks
         every, layers_file = settings.layer_stats_every, run.layers if coord.is_metrics_rank else None
         stats = LayerStats(executor, every, start, layers_file) if every is not None else None
@@ -256,14 +254,10 @@ def _trackers(
 def _utilization(
     experiment: Experiment, plan: RunPlan, attempt: Attempt, coord: RankCoord, device: torch.device
 ) -> Utilization | None:
-    """Returns what computes MFU and HFU, on the metrics rank. On several kinds of devices all workers must call it: the
-    mean of their peaks counts."""
-    if plan.flops is None or not (coord.is_metrics_rank or attempt.rank_devices):
+    """Returns what computes MFU and HFU, on the metrics rank."""
+    if plan.flops is None or not coord.is_metrics_rank:
         return None
-    peak = device_peak(device, experiment.optimizer.precision, attempt.costs)
-    if attempt.rank_devices:
-        peak = replace(peak, flops_per_s=statistics.fmean(all_gather(peak.flops_per_s)))
-    return Utilization(plan.flops, peak, attempt.workers) if coord.is_metrics_rank else None
+    return Utilization(plan.flops, device_peak(device, experiment.optimizer.precision, attempt.costs), attempt.workers)
 
 
 def _finish(

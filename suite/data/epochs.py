@@ -46,17 +46,17 @@ class EpochBatches(ABC):
     setting: ClassVar[str]
     """The setting of the size of a mini-batch."""
 
-    def __init__(self, epochs: ShuffledEpochs, size: int, held_out: int, units: int, shares: Sequence[int]) -> None:
-        """``size`` is the rows of a mini-batch, ``held_out`` the number of held-out rows, ``units`` those of a row,
-        ``shares`` the micro-batches of each replica. Raises SettingError when a mini-batch has fewer rows than there
-        are replicas."""
-        replicas = len(shares)
+    def __init__(
+        self, epochs: ShuffledEpochs, size: int, held_out: int, units: int, replicas: int, micro_batches: int
+    ) -> None:
+        """``size`` is the rows of a mini-batch, ``held_out`` the number of held-out rows, ``units`` those of a row.
+        Raises SettingError when a mini-batch has fewer rows than there are replicas."""
         if size < replicas:
             raise SettingError(
                 f"{self.setting}={size} is too small for {replicas} replicas; raise it to {replicas} or more"
             )
         self._epochs, self._size, self._held_out_rows, self._units = epochs, size, held_out, units
-        self._shares = shares
+        self._replicas, self._micro_batches = replicas, micro_batches
 
     @abstractmethod
     def _read(self, rows: Sequence[int], step: int | None, places: slice) -> tuple[Callable[[], Tensor], ...]:
@@ -66,8 +66,8 @@ class EpochBatches(ABC):
     def batch(self, step: int, replica: int, inputs: bool = True, targets: bool = True) -> ReplicaBatch:
         """Returns the share of ``replica`` in the mini-batch of ``step``: micro-batches of one tensor each. Without
         ``inputs``, or without ``targets``, these are empty. The divisor is the units of the whole mini-batch."""
-        parts = even_split_sizes(self._size, sum(self._shares))
-        share = replica_share(len(parts), replica, self._shares)
+        parts = even_split_sizes(self._size, self._replicas * self._micro_batches)
+        share = replica_share(len(parts), replica, self._replicas)
         first, own = sum(parts[: share.start]), parts[share]
         places = slice(first, first + sum(own))
         read = self._read(self.rows(step)[places], step, places)
@@ -82,8 +82,7 @@ class EpochBatches(ABC):
         """Returns the held-out rows in mini-batches that are read on access."""
 
         def mini_batch(rows: range) -> ReplicaBatch:
-            read = self._read(rows, None, slice(None))
-            parts = even_split_sizes(len(rows), sum(self._shares) // len(self._shares))
+            read, parts = self._read(rows, None, slice(None)), even_split_sizes(len(rows), self._micro_batches)
             divisor = float(len(rows) * self._units)
             return ReplicaBatch(_cut(read[0], parts, inputs), _cut(read[1], parts, targets), divisor)
 

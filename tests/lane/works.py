@@ -123,7 +123,7 @@ def experiment(name):
 def custom(spec, rows=4):
     """A TrainSpec as its experiment builds it, with its own data."""
     layers, loss = build(spec)
-    return Work(layers, loss, SpecBatches(spec, rows, seed=0).batch(0, 0, [2]))
+    return Work(layers, loss, SpecBatches(spec, rows, seed=0).batch(0, 0, 1, 2))
 
 
 def other_peoples(name):
@@ -135,7 +135,7 @@ def other_peoples(name):
     tie_shared(layers)
     if isinstance(spec.loss, nn.Module):
         spec.loss.float()
-    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, [2])
+    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, 2)
     parts = (
         [tuple(t.float() if t.dtype == torch.float64 else t for t in tensors) for tensors in part]
         for part in (batch.inputs, batch.targets)

@@ -1,6 +1,5 @@
 """Limits of control groups: both versions as files, and a real group of this kernel."""
 
-import math
 import os
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.cgroups import QuotaPeriods, cpu_limit, cpu_quota, memory_limit_bytes
+from suite.cgroups import cpu_limit, memory_limit_bytes
 from tests.control_groups import control_groups
 
 GIB = 2**30
@@ -56,27 +55,6 @@ def test_version_1_has_a_hierarchy_per_resource_and_containers_have_another_path
         cpu__cpu_cfs_period_us="100000",
     )  # fmt: skip
     assert (cpu_limit(**here), memory_limit_bytes(**here)) == (3, 6 * GIB)
-
-
-def test_a_quota_may_be_a_part_of_a_core_and_how_often_it_stopped_the_groups_is_counted(machine, tmp_path):
-    stat = "nr_periods 9\nnr_throttled {}\nthrottled_time 5\n"
-    here = group(
-        tmp_path, "0::/slurm/job_7\n", slurm__cpu_max="150000 100000", slurm__job_7__cpu_max="50000 100000",
-        slurm__cpu_stat=stat.format(2), slurm__job_7__cpu_stat=stat.format(3),
-    )  # fmt: skip
-    assert (cpu_quota(**here), cpu_limit(**here), QuotaPeriods.now(**here)) == (0.5, 1, QuotaPeriods(18, 5))
-
-
-def test_without_a_quota_there_is_none(machine, tmp_path):
-    here = group(tmp_path, "0::/\n", cpu_max="max 100000\n")
-    assert (cpu_quota(**here), cpu_limit(**here), QuotaPeriods.now(**here)) == (math.inf, 16, QuotaPeriods(0, 0))
-
-
-def test_most_periods_count_not_a_few():
-    before = QuotaPeriods(10, 9)
-    assert QuotaPeriods(20, 15).mostly_stopped_since(before)
-    assert not QuotaPeriods(20, 13).mostly_stopped_since(before)
-    assert not before.mostly_stopped_since(before)
 
 
 @pytest.mark.parametrize("own", ["0::/\n", "5:memory:/\n4:cpu,cpuacct:/\n", ""])

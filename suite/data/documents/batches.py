@@ -24,14 +24,14 @@ class RowBatches(EpochBatches):
     setting = "train.batch_sequences"
 
     def __init__(
-        self, data: TokenData, text: DocumentSettings, train: DocumentTrainSettings, shares: Sequence[int]
+        self, data: TokenData, text: DocumentSettings, train: DocumentTrainSettings, replicas: int, micro_batches: int
     ) -> None:
         self._tokens, self._held_out_tokens, self._length = data.train, data.splits[data.held_out], text.length
         rows, total = ((len(tokens) - 1) // text.length for tokens in (self._tokens, self._held_out_tokens))
         count = min(total, train.valid_sequences or total)
         self._places = np.arange(count) * total // count
         epochs = ShuffledEpochs(rows, 6, train.seed)
-        super().__init__(epochs, train.batch_sequences, count, text.length, shares)
+        super().__init__(epochs, train.batch_sequences, count, text.length, replicas, micro_batches)
 
     def held_out_ids(self) -> NDArray[np.int64]:
         """Returns all held-out rows, each with the token that follows it, (rows, length + 1): evenly spaced ones, if

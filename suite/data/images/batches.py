@@ -28,11 +28,11 @@ class ImageBatches(EpochBatches):
     setting = "train.batch_images"
 
     def __init__(
-        self, data: ImageData, images: ImageSettings, train: ImageTrainSettings, shares: Sequence[int]
+        self, data: ImageData, images: ImageSettings, train: ImageTrainSettings, replicas: int, micro_batches: int
     ) -> None:
         counts, epochs = data.info.counts, ShuffledEpochs(data.info.counts[TRAIN], 3, train.seed)
         held_out = min(train.test_images or counts[TEST], counts[TEST])
-        super().__init__(epochs, train.batch_images, held_out, 1, shares)
+        super().__init__(epochs, train.batch_images, held_out, 1, replicas, micro_batches)
         self._data, self._images, self._seed = data, images, train.seed
 
     def _read(self, rows: Sequence[int], step: int | None, places: slice) -> tuple[Callable[[], Tensor], ...]:

@@ -45,12 +45,13 @@ class TranslationBatches:
     Pairs are selected and packed by their lengths alone. Only the tokens of a replica's own share are read.
     """
 
-    def __init__(self, data: TextData, text: TextSettings, train: TrainSettings, shares: Sequence[int]) -> None:
-        """``shares`` are the micro-batches of each replica."""
+    def __init__(
+        self, data: TextData, text: TextSettings, train: TrainSettings, replicas: int, micro_batches: int
+    ) -> None:
         self._data = data
         self._text = text
         self._batch_tokens, self._valid_pairs = train.batch_tokens, train.valid_pairs
-        self._shares = shares
+        self._replicas, self._micro_batches = replicas, micro_batches
         self._sampler = PairSampler(
             data.sizes[TRAIN],
             text.temperature,
@@ -70,13 +71,13 @@ class TranslationBatches:
         Raises SettingError when the mini-batch has fewer pairs than there are replicas.
         """
         draws, lengths = self._training_pairs(step)
-        parts = self._cut(lengths, sum(self._shares), self._batch_tokens)
-        if len(parts) < len(self._shares):
+        parts = self._cut(lengths, self._replicas * self._micro_batches, self._batch_tokens)
+        if len(parts) < self._replicas:
             raise SettingError(
-                f"the mini-batch of step {step + 1} has {len(parts)} pairs for {len(self._shares)} replicas; "
+                f"the mini-batch of step {step + 1} has {len(parts)} pairs for {self._replicas} replicas; "
                 f"raise train.batch_tokens, now {self._batch_tokens}"
             )
-        share = replica_share(len(parts), replica, self._shares)
+        share = replica_share(len(parts), replica, self._replicas)
         read = self._tensors(TRAIN, draws, parts[share], inputs, targets)
         return ReplicaBatch(*read, _label_count(lengths), share.start)
 
@@ -96,7 +97,7 @@ class TranslationBatches:
             raise DataError(f"the text has no validation pairs{scope}; use a larger corpus or other languages")
         draws = self._held_out_draws(drawn)[: self._valid_pairs]
         lengths = self._pair_lengths(VALID, draws)
-        most = max(1, self._batch_tokens * len(self._shares) // sum(self._shares))
+        most = max(1, self._batch_tokens // self._micro_batches)
         parts: list[Rows] = []
         for language in np.unique(draws.languages):
             own = np.flatnonzero(draws.languages == language)

@@ -71,15 +71,11 @@ def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
     return list(zip(*(tensor.split(parts) for tensor in tensors), strict=True))
 
 
-def replica_share(micro_batches: int, replica: int, shares: Sequence[int]) -> slice:
-    """Returns which of a mini-batch's micro-batches are a replica's. ``shares`` are those of each replica. Where there
-    are fewer in all, each gets one as far as they go, and its part of the others."""
-    rest, others = max(0, micro_batches - len(shares)), max(1, sum(shares) - len(shares))
-
-    def begin(of: int) -> int:
-        return min(of, micro_batches) - (-rest * (sum(shares[:of]) - of) // others)
-
-    return slice(begin(replica), begin(replica + 1))
+def replica_share(micro_batches: int, replica: int, replicas: int) -> slice:
+    """Returns which of a mini-batch's micro-batches are a replica's: an equal part. Of fewer than there are replicas,
+    the first replicas have one each."""
+    begin, end = (max(min(at, micro_batches), -(-micro_batches * at // replicas)) for at in (replica, replica + 1))
+    return slice(begin, end)
 
 
 class LazyMiniBatches(Sequence[ReplicaBatch]):

@@ -44,16 +44,6 @@ class RankCoord:
     replicas: int
     cell_to_stage: tuple[int, ...] = ()
     """As in ``CellPlacement``."""
-    unequal_shares: tuple[int, ...] = ()
-    """The micro-batches of each replica, if a slower one has fewer."""
-
-    def shares(self, micro_batches: int) -> tuple[int, ...]:
-        """Returns the micro-batches of each replica of a run with M of them."""
-        return self.unequal_shares or (micro_batches,) * self.replicas
-
-    def own_micro_batches(self, micro_batches: int) -> int:
-        """Returns those of this worker's replica."""
-        return self.shares(micro_batches)[self.replica]
 
     @property
     def placement(self) -> CellPlacement:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -86,11 +86,6 @@ class LayerCost:
     def seconds(self) -> float:
         """Forward, recompute and backward."""
         return self.forward_s + self.recompute_s + self.backward_s
-
-    def with_seconds_of(self, other: LayerCost) -> LayerCost:
-        """Returns this cost with the seconds of another."""
-        names = [each.name for each in fields(LayerCost) if each.name.endswith("_s")]
-        return replace(self, **{name: getattr(other, name) for name in names})
 
 
 def check_costs(costs: Sequence[LayerCost]) -> None:

@@ -25,7 +25,6 @@ from suite.device import is_host, synchronize
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import MAX_CTAS, CellPair, TransportName
-from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.simulate import Link, Links
 
 GIB = 2**30
@@ -70,21 +69,11 @@ class Device:
 
 
 @dataclass(frozen=True)
-class StageDevice:
-    """One kind of device, where the stages of a plan have several."""
-
-    name: str
-    memory_limit_bytes: int
-    costs: tuple[LayerCost, ...]
-    """Of all layers, on this device."""
-
-
-@dataclass(frozen=True)
 class Machine:
     """The devices of a plan: bytes of each, bytes of a worker process, and the links between them."""
 
     memory_limit_bytes: int
-    """The bytes of each device that a plan may use, of the largest if they differ."""
+    """The bytes of each device that a plan may use."""
     process_bytes: int = 0
     """Of a worker without a model, with its communicators for collectives."""
     link: Link | Links = field(default_factory=Link)
@@ -98,24 +87,6 @@ class Machine:
     """Bytes of each device beyond the limit, left free."""
     transport: TransportName = "gloo"
     """Of the messages between stages."""
-    stages: tuple[StageDevice, ...] = ()
-    """The device of each stage where they differ."""
-
-    def costs_on(self, stage: int, costs: Sequence[LayerCost]) -> Sequence[LayerCost]:
-        """Returns the costs of all layers on a stage's device, if they differ from ``costs``."""
-        return self.stages[stage].costs if self.stages else costs
-
-    def limit_of(self, stage: int) -> int:
-        """Returns the bytes of a stage's device that a plan may use."""
-        return self.stages[stage].memory_limit_bytes if self.stages else self.memory_limit_bytes
-
-    def whole_bytes(self, limit_bytes: int) -> float:
-        """Returns the bytes of a device of which a plan may use ``limit_bytes``."""
-        return limit_bytes * (1 + self.reserve / self.memory_limit_bytes) if self.reserve else limit_bytes
-
-    def missing_bytes(self, stage: int) -> int:
-        """Returns by how much a stage's device is smaller than the largest."""
-        return self.memory_limit_bytes - self.limit_of(stage)
 
     def norm_all_reduce_s(self, workers: int) -> float:
         """Returns the seconds of a small all-reduce over all workers: around a ring on gloo, in a tree on NCCL."""

@@ -15,9 +15,9 @@ from functools import cache
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import GIB, Machine, StageDevice, p2p_communicators
+from suite.pipeline.planning.devices import GIB, Machine, p2p_communicators
 from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, MemoryModel
-from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, partition_unequal, with_even_stages
+from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
 from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule
@@ -58,7 +58,9 @@ class MemoryFit:
         self._skips = [
             Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
         ]
-        self._recomputes = with_recompute.remat != "never"
+        recomputes = with_recompute.remat != "never"
+        self._seconds = [cost.recompute_s + cost.backward_s + cost.forward_s * recomputes for cost in costs]
+        """What each layer adds to its stage for each micro-batch."""
 
     def cells(self, limit_bytes: int) -> list[range]:
         """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
@@ -79,16 +81,15 @@ class MemoryFit:
         """Returns a fault for each stage that does not fit."""
         return [
             f"stage {k} (layers {_layers(self.placement.on_stage(k, ranges))}) needs {need / GIB:.2f} GiB, "
-            f"the {self.machine.stages[k].name if self.machine.stages else 'device'} has "
-            f"{self._in_gib(limit_bytes - self.machine.missing_bytes(k))}"
+            f"the device has {self._in_gib(limit_bytes)}"
             for k, need in enumerate(self.peaks(self._schedule, ranges))
-            if need > limit_bytes - self.machine.missing_bytes(k)
+            if need > limit_bytes
         ]
 
     def stage_memories(self, ranges: Sequence[range], with_waiting: bool = True) -> list[list[CellMemory]]:
-        """Returns the memory of each stage's cells; the process and its communicators count with its first cell, as
-        does what a smaller device lacks. On a CPU the whole mini-batch is always in the memory of stage 0. Without
-        ``with_waiting``, tensors that wait between two cells of a stage do not count: no schedule needs less."""
+        """Returns the memory of each stage's cells; the process and its communicators count with its first cell. On a
+        CPU the whole mini-batch is always in the memory of stage 0. Without ``with_waiting``, tensors that wait between
+        two cells of a stage do not count: no schedule needs less."""
         model = self.memory_model if with_waiting else self.memory_model.without_waiting()
         memory = [model.in_partition(ranges, at) for at in range(len(ranges))]
         if self.machine.cores is not None:
@@ -97,8 +98,7 @@ class MemoryFit:
         once, memories = self.machine.process_bytes + UNCOUNTED_BYTES, []
         for stage, p2p_bytes in enumerate(self.p2p_bytes(self.pairs(ranges))):
             first, *others = self.placement.on_stage(stage, memory)
-            fixed_bytes = first.fixed_bytes + p2p_bytes + self.machine.missing_bytes(stage)
-            first = replace(first, fixed_bytes=fixed_bytes)
+            first = replace(first, fixed_bytes=first.fixed_bytes + p2p_bytes)
             memories.append([first, *(replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in others)])
         return memories
 
@@ -113,10 +113,7 @@ class MemoryFit:
     def peaks(self, schedule: Schedule, ranges: Sequence[range]) -> list[int]:
         """Returns the peak of each stage."""
         stages, flow = zip(schedule, self.stage_memories(ranges), strict=True), self.memory_model.in_flight.flow
-        return [
-            peak_bytes(actions, *cells, flow=flow) - self.machine.missing_bytes(k)
-            for k, (actions, cells) in enumerate(stages)
-        ]
+        return [peak_bytes(actions, *cells, flow=flow) for actions, cells in stages]
 
     def max_live_graphs(self, ranges: Sequence[range]) -> tuple[int, ...]:
         """Returns for each cell the most graphs that fit its stage's memory; at least one."""
@@ -159,55 +156,21 @@ class MemoryFit:
         return ranges
 
     def partition_with_even_stages(self) -> tuple[int, ...]:
-        """Returns the lightest cut after layers have moved to where they make stages more even, if these are equal."""
-        lightest = self.lightest_partition()
-        if self.machine.stages:
-            return lightest
-        return tuple(with_even_stages(lightest, self._seconds(self.costs), self._cell_to_stage()))
+        """Returns the lightest cut after layers have moved to where they make stages more even."""
+        cell_to_stage = [self.placement.stage_of(cell) for cell in range(self._count)]
+        return tuple(with_even_stages(self.lightest_partition(), self._seconds, cell_to_stage))
 
-    def _cell_to_stage(self) -> list[int]:
-        return [self.placement.stage_of(cell) for cell in range(self._count)]
-
-    def choose_devices(self, devices: Sequence[StageDevice], in_memory: bool = True) -> tuple[StageDevice, ...]:
-        """Returns the device of each stage, of devices in a row, for the most even cells, of those that fit if they are
-        ``in_memory``. Each stage has one cell. Raises PlacementError if none fit."""
-        kinds = list(dict.fromkeys(devices))
-        numbers = [kinds.index(device) for device in devices]
-        seconds = [self._seconds(kind.costs) for kind in kinds]
-        limits = [self._cell_limit_bytes(kind.memory_limit_bytes) for kind in kinds] if in_memory else []
-        ends = [self.memory_model.furthest_end(limit) for limit in limits]
-        chosen, _ = partition_unequal(seconds, numbers, self._count, ends or None)
-        return tuple(kinds[number] for number in chosen)
-
-    def _seconds(self, costs: Sequence[LayerCost]) -> list[float]:
-        """Returns what each layer adds to its stage for each micro-batch."""
-        return [cost.recompute_s + cost.backward_s + cost.forward_s * self._recomputes for cost in costs]
-
-    def lightest_partition(self, limit_bytes: int | None = None) -> tuple[int, ...]:
-        """Returns the layers of each cell whose heaviest cell is the lightest there is, of those that fit if there is a
-        limit. Raises PlacementError if none do."""
-
-        def furthest_end(stage: int) -> list[int] | None:
-            if limit_bytes is None:
-                return None
-            limit = limit_bytes - self.machine.missing_bytes(stage)
-            return self.memory_model.furthest_end(self._cell_limit_bytes(limit))
-
-        if not self.machine.stages:
-            return tuple(partition(self._seconds(self.costs), self._count, furthest_end(0)))
-        stages = range(self.placement.stages)
-        seconds = [self._seconds(self.machine.costs_on(stage, self.costs)) for stage in stages]
-        ends = [end for stage in stages if (end := furthest_end(stage))]
-        return tuple(partition_unequal(seconds, self._cell_to_stage(), self._count, ends or None)[1])
+    def lightest_partition(self, furthest_end: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Returns the layers of each cell whose heaviest cell is the lightest there is, of those that fit if
+        ``furthest_end`` says which do. Raises PlacementError if none do."""
+        return tuple(partition(self._seconds, self._count, furthest_end))
 
     def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
         """Returns the most even cells of which each fits; ``lightest`` do not."""
+        furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
         try:
-            return cell_ranges(self.lightest_partition(limit_bytes), len(self.costs))
+            return cell_ranges(self.lightest_partition(furthest_end), len(self.costs))
         except PlacementError as error:
-            furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
-            if self.machine.stages and fewest_stages(furthest_end) is not None:
-                raise PlanError(self._too_large(lightest, limit_bytes)) from None
             fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
             raise PlanError([fault or str(error)]) from None
 
@@ -251,11 +214,11 @@ class MemoryFit:
 
     def _in_gib(self, limit_bytes: int) -> str:
         """Returns a device's memory and its usable part as text."""
-        limit = limit_bytes / GIB
-        if not self.machine.reserve:
-            return f"{limit:.2f} GiB"
-        whole = self.machine.whole_bytes(limit_bytes) / GIB
-        return f"{whole:.2f} GiB ({limit:.2f} GiB after a reserve of {1 - limit / whole:.0%})"
+        reserve = self.machine.reserve
+        if not reserve:
+            return f"{limit_bytes / GIB:.2f} GiB"
+        total = limit_bytes + reserve
+        return f"{total / GIB:.2f} GiB ({limit_bytes / GIB:.2f} GiB after a reserve of {reserve / total:.0%})"
 
 
 def _layers(cells: Sequence[range]) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.cgroups import QuotaPeriods
 from suite.device import is_host, synchronize
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, frozen_values, trainable
@@ -91,8 +90,8 @@ class MeasuredLayer:
         self, make_update: Callable[[nn.Module], Update], synchronize: Synchronize, least_s: float
     ) -> dict[str, float]:
         """Returns mean seconds of forward, recompute, backward, deferred weight gradients and update, and the rounds'
-        spread. Where a CPU quota stops the process in most periods, as it will in a run, all rounds count."""
-        update, before = make_update(self._stage.layers), QuotaPeriods.now()
+        spread."""
+        update = make_update(self._stage.layers)
         rounds: list[tuple[float, ...]] = []
         deadline_s = time.perf_counter() + least_s
         with self._stage.weights_cast_once():
@@ -100,10 +99,8 @@ class MeasuredLayer:
                 rounds.append(self._round(update))
         names = ("forward_s", "recompute_s", "backward_s", "weight_grad_s", "update_s")
         columns = zip(*rounds[WARM_UPS:], strict=True)
-        is_stopped = is_host(self._stage.device) and QuotaPeriods.now().mostly_stopped_since(before)
-        mean = statistics.fmean if is_stopped else _ordinary_mean
         count = len(self._stage.layers)
-        means = {name: mean(column) / count for name, column in zip(names, columns, strict=True)}
+        means = {name: _ordinary_mean(column) / count for name, column in zip(names, columns, strict=True)}
         lower, _, upper = statistics.quantiles(map(sum, rounds[WARM_UPS:]), n=4)
         return means | {"relative_spread": upper / lower if lower else 1.0}  # 0: below the clock's resolution
 

@@ -56,32 +56,6 @@ def partition(costs: Sequence[float], stages: int, furthest_end: Sequence[int] |
     return np.diff(_balance(cut, prefix, furthest)).tolist()
 
 
-def partition_unequal(
-    costs: Sequence[Sequence[float]],
-    kinds: Sequence[int],
-    stages: int,
-    furthest_ends: Sequence[Sequence[int]] | None = None,
-) -> tuple[list[int], list[int]]:
-    """Returns the kind of the device and the number of layers of each of ``stages`` cells, of devices in a row of these
-    ``kinds``, some of which may stay unused. The most expensive cell is as cheap as possible, and among such cuts and
-    choices the sum of squares is least.
-
-        kinds    0 0 1 1 1      costs[0] 1 1 1 1 1 1 1      3 stages: kinds 0 0 1, 3 + 3 + 1 layers
-                                costs[1] 3 3 3 3 3 3 3
-
-    ``costs`` and ``furthest_ends`` have a list for each kind, as for ``partition``. Both steps are dynamic programs
-    over places and devices, O(devices * stages * L^2). Raises PlacementError when no cut fits.
-    """
-    layers = len(costs[0])
-    ends = furthest_ends or [[layers] * layers] * len(costs)
-    weights = [_cell_weights(of_kind, furthest) for of_kind, furthest in zip(costs, ends, strict=True)]
-    heaviest, _ = _cheapest_path(weights, kinds, stages, np.maximum)
-    if not math.isfinite(heaviest):
-        raise PlacementError(f"no cut of {layers} layers into {stages} stages fits these devices")
-    squares = [np.where(weight <= heaviest, weight * weight, np.inf) for weight in weights]
-    return _cheapest_path(squares, kinds, stages, np.add)[1]
-
-
 def with_even_stages(cells: Sequence[int], costs: Sequence[float], cell_to_stage: Sequence[int]) -> list[int]:
     """Returns the number of layers in each cell after moving single layers between neighbouring cells, as long as that
     makes stages more even: the heaviest stage lighter, or as heavy and the sum of squares less.
@@ -230,39 +204,6 @@ def _reached(ends: Places, stages: int) -> Flags:
         furthest = np.maximum.accumulate(ends * reached[k, :-1])
         np.greater_equal(furthest, places, out=reached[k + 1, 1:])
     return reached
-
-
-def _cell_weights(costs: Sequence[float], furthest_end: Sequence[int]) -> Costs:
-    """Returns the cost of a cell from each place to each other, (L + 1, L + 1); infinity where there is none."""
-    layers = len(costs)
-    prefix, places = np.array([0.0, *accumulate(costs)]), np.arange(layers + 1)
-    fits = (places[None, :] > places[:, None]) & (places[None, :] <= np.array([*furthest_end, 0])[:, None])
-    return np.where(fits, prefix[None, :] - prefix[:, None], np.inf)
-
-
-def _cheapest_path(
-    weights: Sequence[Costs], kinds: Sequence[int], stages: int, join: np.ufunc
-) -> tuple[float, tuple[list[int], list[int]]]:
-    """Returns the cheapest way through all places in ``stages`` cells, each on the next device of a row or a later one:
-    its cost, and kind and layers of each cell. ``join`` adds a cell's weight to the cost of the way before it."""
-    places = len(weights[0])
-    best = np.full((stages + 1, places), np.inf)
-    best[0, 0] = 0.0
-    begins = []  # of the last cell, if the device has one; else -1
-    for kind in kinds:
-        ways = join(best[:-1, :, None], weights[kind][None])
-        begin, cost = ways.argmin(axis=1), ways.min(axis=1)
-        is_better = cost < best[1:]
-        begins.append(np.where(is_better, begin, -1))
-        best[1:] = np.where(is_better, cost, best[1:])
-    cells: list[tuple[int, int]] = []
-    end = places - 1
-    for kind, begin in zip(reversed(kinds), reversed(begins), strict=True):
-        count = stages - len(cells)
-        if count and begin[count - 1, end] >= 0:
-            cells.append((kind, int(end - begin[count - 1, end])))
-            end = begin[count - 1, end]
-    return float(best[stages, -1]), ([kind for kind, _ in cells[::-1]], [size for _, size in cells[::-1]])
 
 
 def _even_places(prefix: Costs, stages: int) -> Costs:

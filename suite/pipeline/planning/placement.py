@@ -4,9 +4,8 @@ nodes      a: 4 free         b: 3 free       c: 1 free
 ranks      0 1 2 3           4 5 6           7             K = 4, R = 2: replica 1 crosses from b to c once
 replica    0 0 0 0           1 1 1           1
 
-Ranks of a node are consecutive where devices are equal, so a placement is a row of nodes, divided into replicas every K
-workers. This is no restriction: nodes that share replicas form a tree, and a tree has as many crossings as a row. Where
-stages need certain kinds of devices, each kind has such a row, and its ranks lie between those of others.
+Ranks of a node are consecutive, so a placement is a row of nodes, divided into replicas every K workers. This is no
+restriction: nodes that share replicas form a tree, and a tree has as many crossings as a row.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ class Node:
     name: str
     free: int
     total: int
-    device: str = ""
-    """The name of its devices, if known."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.free} of {self.total}"
@@ -102,26 +99,6 @@ def place(nodes: Sequence[Node], stages: int, replicas: int) -> Placement:
     for node, count in _row(nodes, stages, replicas):
         row += [node] * count
     return Placement(tuple(row[:need]), stages)
-
-
-def place_on_kinds(nodes: Sequence[Node], devices: Sequence[str], stages: int) -> Placement:
-    """Returns where pipelines of ``stages`` workers go whose rank r needs the device ``devices[r]``. Of a kind, all
-    replicas that have any have equally many.
-
-    Raises PlacementError when too few devices of a kind are free.
-    """
-    rows: dict[str, Iterator[Node]] = {}
-    for device in dict.fromkeys(devices):
-        own = [node for node in nodes if node.device == device]
-        need, free, total = devices.count(device), sum(node.free for node in own), sum(node.total for node in own)
-        if free < need:
-            raise PlacementError(
-                f"K = {stages} stages x R = {len(devices) // stages} replicas are planned on {need} devices of kind "
-                f"{device}; {free} of {total} are free"
-            )
-        replicas = len({rank // stages for rank, kind in enumerate(devices) if kind == device})
-        rows[device] = iter(place(own, need // replicas, replicas).nodes)
-    return Placement(tuple(next(rows[device]) for device in devices), stages)
 
 
 def shortage(nodes: Sequence[Node], stages: int, replicas: int, kind: str = "device") -> str:

@@ -111,11 +111,6 @@ class Plan:
         return self.schedule_config.cell_to_stage(self.pipeline.stages)
 
     @property
-    def device_names(self) -> list[str]:
-        """The kind of device of each stage; empty where all are equal."""
-        return [device.name for device in self.machine.stages] or [""] * self.pipeline.stages
-
-    @property
     def excess(self) -> float:
         """By which share the step may be longer than that of the fastest schedule of these cells in this memory."""
         return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s else 0.0
@@ -294,8 +289,7 @@ def cell_costs(
                     backward_s[end] += between.busy_s(message.gradient_bytes)
     found = []
     for k, cell in enumerate(cells):
-        own_costs = machine.costs_on(placement.stage_of(k), costs)
-        inside = [own_costs[index] for index in cell]
+        inside = [costs[index] for index in cell]
         # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
         # worker's own share
         gradient_bytes = 4 * sum(cost.parameters - cost.frozen for cost in inside)

@@ -144,17 +144,6 @@ def _actions(config: ScheduleConfig, stages: int, micro_batches: int, train: boo
     return tuple(map(tuple, schedule))
 
 
-@dataclass(frozen=True)
-class ReplicaShare:
-    """What differs between replicas on several kinds of devices."""
-
-    device: str
-    """The kind of its devices."""
-    micro_batches: int
-    max_live_graphs: tuple[int, ...]
-    """As in ``ScheduleConfig``."""
-
-
 def pipeline_errors(pipeline: PipelineSettings, layers: int) -> list[str]:
     """Returns every contradiction between schedule, K, virtual stages and number of layers, each with a remedy."""
     stages, virtual_stages, schedule = pipeline.stages, pipeline.virtual_stages, pipeline.schedule

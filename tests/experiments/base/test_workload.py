@@ -159,7 +159,7 @@ def places(one: MicroBatch) -> int:
 def test_a_sample_of_real_text_has_typical_and_largest_micro_batches(text: Path) -> None:
     work = translation(text=text)
     train, pipeline = work.train, work.pipeline
-    batches = TranslationBatches(TextData(text), work.text, train, [pipeline.micro_batches])
+    batches = TranslationBatches(TextData(text), work.text, train, 1, pipeline.micro_batches)
     seen = [sum(tensor.numel() for tensor in inputs) for step in range(16) for inputs in batches.batch(step, 0).inputs]
     sample = work.sample()
     assert len(seen) == 16 * 8

@@ -40,7 +40,7 @@ def train(rank, world, rendezvous):
             loss = SummedLoss(spec, targets=1)
             coord = RankCoord(rank, world, 1)
             executor, ties, parameters, _ = build(coord, [on_meta(layer) for layer in layers], loss, schedule_config)
-            batch = batches.batch(0, 0, [spec.micro_batches])
+            batch = batches.batch(0, 0, 1, spec.micro_batches)
             sums = executor.train(batch, 0)
             ties.sum_gradients()
             results[name, schedule_config.schedule] = (
@@ -116,7 +116,7 @@ def test_losses_are_bit_equal_for_every_k(runs):
 def test_operations_are_those_that_torch_counts(name):
     spec = make(name)
     layers = layers_of(spec)
-    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, [spec.micro_batches])
+    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
     inputs, targets, loss = batch.inputs[0], batch.targets[0], SummedLoss(spec, targets=1)
     counts = count_flops([on_meta(layer) for layer in layers], loss, inputs, targets)
     with sdpa_kernel(SDPBackend.MATH):

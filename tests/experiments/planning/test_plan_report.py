@@ -21,14 +21,14 @@ from tests.experiments.planning.works import LAPTOP, ROOMY, language, translatio
 
 LINE = re.compile(r"  stages? (\d+)(?:-(\d+))?: layers (\d+)-(\d+) \((\d+)( each)?\), ([\d,]+) parameters, F .* GiB$")
 KEYS = {
-    "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "shares", "remat", "cells", "step_s",
+    "name", "cluster", "costs", "measured", "parameters", "layers", "K", "M", "R", "remat", "cells", "step_s",
     "lower_bound_s", "tokens_per_second", "bubble", "steps", "hours", "device_bytes", "notes", "stages", "schedule",
     "virtual_stages", "recomputed", "forwards", "schedules", "nodes", "reserve_bytes", "hours_interval",
     "step_interval_s",
 }  # fmt: skip
 STAGE_KEYS = {
-    "device", "device_bytes", "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s",
-    "update_s", "activation_bytes", "gradient_bytes", "idle", "peak_bytes", "process_bytes",
+    "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s",
+    "activation_bytes", "gradient_bytes", "idle", "peak_bytes", "process_bytes",
 }  # fmt: skip
 
 

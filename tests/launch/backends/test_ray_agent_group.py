@@ -68,18 +68,6 @@ def sender(calls, folder, rank, number):
     return Sender(calls, rank, attempt(folder, number), own, None)
 
 
-def test_ray_trains_ranks_are_those_of_nodes_one_after_another(calls, experiment, tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(
-        ray_agent_group, "_trainer", lambda *arguments: given.extend(arguments) or SimpleNamespace(fit=bool)
-    )
-    agents = AgentGroup(attempt(tmp_path, 1), experiment, ["b", "a", "b", "a"], {"a": "folder"}, print)
-    _, _, nodes, config = given
-    assert nodes == ["b", "b", "a", "a"]
-    assert agents.ranks == config["ranks"] == [0, 2, 1, 3]
-    assert config["folders"] == {1: "folder"}
-
-
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
     agents = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print)
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:

@@ -19,9 +19,8 @@ from suite.pipeline.planning.placement import Node, place
 
 
 class FakeAgents:
-    def __init__(self, *given):
+    def __init__(self, *_):
         self.alive, self.workers, self.send_files, self.ended = True, 2, False, False
-        self.ranks, self.rank_devices = [], given[0].rank_devices if given else ()
 
     def end(self):
         self.ended = True
@@ -45,7 +44,7 @@ def session(monkeypatch, tmp_path):
         end_controller=bool,
         close=bool,
     )
-    attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False, rank_devices=())
+    attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False)
     made = RayTrainLauncher(connection, attempt, place(nodes, 2, 1), print)
     experiment = SimpleNamespace(
         pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0)
@@ -64,38 +63,11 @@ def test_an_attempt_reuses_the_agents_of_the_previous_one(session):
     assert not first.ended
 
 
-def test_agents_on_other_kinds_of_devices_are_not_reused(session):
-    agents = session.begin()
-    session.nodes[:] = [Node("1", "a", 1, 1, "fast"), Node("2", "b", 1, 1, "slow")]
-    session.attempt.rank_devices = ("slow", "fast")
-    assert session.begin() is not agents
-    assert agents.ended
-
-
 def test_agents_that_ended_are_not_reused(session):
     agents = session.begin()
     agents.alive = False
     assert session.begin() is not agents
     assert agents.ended
-
-
-def test_stages_go_to_the_devices_that_they_are_planned_on(session):
-    """Two replicas of a stage on each of two nodes: the ranks of a node do not follow one another."""
-    session.nodes[:] = [Node("1", "a", 2, 2, "fast"), Node("2", "b", 2, 2, "slow")]
-    session.experiment.pipeline.replicas = 2
-    session.attempt.rank_devices = ("slow", "fast") * 2
-    placed = []
-    session.agents_are(lambda attempt, experiment, ids, *_: placed.append(ids) or FakeAgents())
-    session.begin()
-    assert placed == [["2", "1", "2", "1"]]
-
-
-def test_a_kind_of_device_that_lacks_is_named(session):
-    session.nodes[:] = [Node("1", "a", 3, 3, "fast"), Node("2", "b", 1, 1, "slow")]
-    session.experiment.pipeline.replicas = 2
-    session.attempt.rank_devices = ("slow", "fast") * 2
-    with pytest.raises(BusyError, match=r"K = 2 stages .* on 2 devices of kind slow; 1 of 1 are free"):
-        session.begin()
 
 
 @pytest.mark.parametrize("losses", [2, 99])
@@ -194,10 +166,6 @@ def test_the_root_cause_is_one_sentence(error, kind, message):
     with pytest.raises(kind, match=message):
         raise cause
     assert "\n" not in str(cause)
-
-
-def test_the_rank_of_a_root_cause_is_ours():
-    assert root_cause(WorkerGroupError({1: ActorDiedError("gone")}), [0, 2, 1, 3]).rank == 2
 
 
 def test_a_preempted_node_is_distinguished_from_a_death():

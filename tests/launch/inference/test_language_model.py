@@ -108,7 +108,7 @@ def test_the_record_has_the_scores_beside_those_of_n_grams_on_the_same_rows():
     run, experiment, data = opened()
     record = json.loads(run.record.read_text())
     model, nll, count, rows = suite.load(run.path), 0.0, 0, []
-    for batch in RowBatches(data, experiment.text, experiment.train, [3]).held_out():
+    for batch in RowBatches(data, experiment.text, experiment.train, 1, 3).held_out():
         for (ids,), (labels,) in zip(batch.inputs, batch.targets, strict=True):
             for own, following in zip(ids.tolist(), labels.tolist(), strict=True):
                 log_p = logits_of(model, own).double().log_softmax(-1)

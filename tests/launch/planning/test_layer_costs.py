@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.base.cluster import Cluster, of_kinds, parse_cluster
+from experiments.base.cluster import Cluster, parse_cluster
 from experiments.language_model.runs import language_model
-from experiments.planning import fewer_devices
 from experiments.planning.plan_report import central
 from experiments.planning.planner import plan_workload
 from experiments.planning.single_plan import estimated_costs
@@ -223,44 +222,6 @@ def test_the_measuring_time_is_estimated_for_the_clusters_device_not_this_machin
     assert not model(work(), THIS).measured
     assert not measured
     assert MeasuredCosts(tmp_path, ignore, WithDevice(DEVICES["H100"]))(work(), THIS).measured
-
-
-def test_each_kind_of_device_has_its_own_costs_which_a_plan_uses_and_a_smaller_run_keeps(
-    measured, tmp_path, monkeypatch
-):
-    """Layers take three times as long on the slow one, so it gets a quarter of them."""
-
-    class Mixed(Backend):
-        def on_free_devices(self, task, cluster, devices, log, data=None):
-            if task.func is layer_costs.this_device:
-                return task()
-            factor = 3.0 if cluster.label == "slow" else 1.0
-            costs = tuple(replace(COST, forward_s=factor * 1e-3, backward_s=factor * 3e-3) for _ in range(8))
-            return [LayerMeasurements(costs, Link(1e-6, 1e12), 1000)] * devices
-
-    kinds = [
-        Cluster(2, size * GIB, "cpu", (Node(name, name, 2, 2, name),), name=name)
-        for name, size in (("fast", 4), ("slow", 5))
-    ]
-    asked = work(shape=replace(TINY, layers=6), replicas=2, remat="never").with_settings("pipeline.micro_batches=2")
-    report = plan_workload(asked, of_kinds(kinds), MeasuredCosts(tmp_path, ignore, Mixed()))
-    cells = dict(zip(report.plan.device_names, report.plan.layers_per_cell, strict=True))
-    assert cells == {"fast": 6, "slow": 2}
-    assert [node.device for node in report.placement.nodes] == report.plan.device_names * 2
-    found = {name: costs.costs[0].backward_s for name, costs in report.found_costs.items()}
-    assert found == {"fast": 3e-3, "slow": pytest.approx(9e-3)}
-    assert "measured on slow of slow, 2 processes" in report.layer_costs.source
-    assert "measured on fast of fast, 2 processes" in report.layer_costs.source
-    asked_for = []
-
-    def try_plan(run, cluster, cost_model):
-        asked_for.append(cost_model(run, cluster))
-        return report
-
-    monkeypatch.setattr(fewer_devices, "try_plan", try_plan)
-    list(fewer_devices.shrunk_to(report, 1, lambda: kinds[0]))
-    list(fewer_devices.shrunk_to(report, 1, lambda: replace(kinds[0], name="a third")))
-    assert asked_for == [report.found_costs["fast"], report.found_costs["slow"]]
 
 
 def test_remeasure_measures_costs_of_earlier_processes_once_more(measured, tmp_path, monkeypatch):

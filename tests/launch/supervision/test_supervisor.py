@@ -6,7 +6,7 @@ import pytest
 
 from launch.supervision.supervisor import Supervisor
 from launch.worker.attempt import run_logger
-from suite.errors import SettingError, WorkerDiedError, WorkerError
+from suite.errors import SettingError, WorkerError
 from tests.faults import injection
 from tests.slow.trial import Trials, Watched, assert_same
 
@@ -73,32 +73,6 @@ def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attemp
     resumed = replace(attempt, resume=True, checkpoint_step=4)
     Supervisor(experiment, plan, resumed, Finishing(), None, print).run()
     assert attempt.run.record.exists() == left
-
-
-@pytest.mark.parametrize(
-    ("state", "asks"),
-    [({}, False), ({"shrunk": True}, True), ({"rank_devices": ("a", "b")}, True)],
-    ids=["equal devices", "another plan than requested", "unequal devices"],
-)
-def test_after_a_failure_a_run_on_unequal_devices_asks_for_its_plan_and_says_other_cells(trials, state, asks):
-    experiment, plan, attempt = trials.job(STEPS)
-    asked, said = [], []
-
-    class DiesOnce:
-        def run(self, attempt, experiment, watchdog):
-            if attempt.number == 1:
-                raise WorkerDiedError(1, "its process ended")
-
-        def available_devices(self, workers):
-            return workers
-
-    def replan(devices):
-        asked.append(devices)
-        return experiment, replace(plan, cells=(1, 6)), attempt
-
-    Supervisor(experiment, plan, replace(attempt, **state), DiesOnce(), replan, said.append).run()
-    assert asked == [2] * asks
-    assert any("another plan: layers of each cell " in line for line in said) == asks
 
 
 def test_a_hook_of_workers_that_does_not_exist_is_an_error_of_the_user(trials, monkeypatch):

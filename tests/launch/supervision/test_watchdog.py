@@ -249,9 +249,7 @@ def test_a_heartbeat_that_hangs_in_a_driver_does_not_hold_up_the_training(tmp_pa
 @pytest.mark.parametrize(("what", "row"), [("B3", "F3 [B3] R2"), ("update", "[update] save"), ("end", "[end]")])
 def test_the_stall_report_shows_where_each_stage_is(what, row):
     heartbeats = {0: heartbeat(0, 1, action=what, waiting="the gradients from stage 1"), 1: heartbeat(1, 1)}
-    text = stall_report(
-        RunPlan((), ScheduleConfig()), COORDS, 4, heartbeats, {1: "the root cause: no heartbeat for 8 s"}
-    )
+    text = stall_report(ScheduleConfig(), COORDS, 4, heartbeats, {1: "the root cause: no heartbeat for 8 s"})
     first, second, third = text.splitlines()
     assert first.startswith("  stage 0  ")
     assert row in first

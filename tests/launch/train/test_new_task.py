@@ -108,9 +108,9 @@ class Source:
     def batch(self, step: int) -> ReplicaBatch:
         count = self.experiment.batch
         rows = torch.rand(count, WIDTH, generator=torch.Generator().manual_seed(step))
-        shares = self.coord.shares(self.experiment.pipeline.micro_batches)
-        sizes = even_split_sizes(count, sum(shares))
-        share = replica_share(len(sizes), self.coord.replica, shares)
+        pipeline = self.experiment.pipeline
+        sizes = even_split_sizes(count, pipeline.replicas * pipeline.micro_batches)
+        share = replica_share(len(sizes), self.coord.replica, pipeline.replicas)
         own = rows.split(sizes)[share]
         return ReplicaBatch([(part,) for part in own], [(part.square(),) for part in own], float(count), share.start)
 

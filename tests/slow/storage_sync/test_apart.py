@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,11 +25,12 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own f
 
 
 class Apart:
-    """A head with ``cores``, and a node with as many that sees what ``mount`` mounts."""
+    """A head with one device, and a node with one whose folder at ``private`` is a disk of its own."""
 
-    def __init__(self, mount, cores=1):
-        self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False})
-        join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus={cores} --block"
+    def __init__(self, private):
+        self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        mount = f"mount -t tmpfs none {private}"
+        join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus=1 --block"
         self.node = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c", f"{mount} && exec {join}"], start_new_session=True,
             env=environment() | PATIENT, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -50,13 +50,8 @@ class Apart:
             assert time.monotonic() < end, "the node did not come"
             time.sleep(0.2)
 
-    def lose(self):
-        os.killpg(self.node.pid, signal.SIGKILL)
-        self.node.wait()
-
     def end(self):
-        with suppress(ProcessLookupError):
-            os.killpg(self.node.pid, signal.SIGTERM)
+        os.killpg(self.node.pid, signal.SIGTERM)
         try:
             self.node.wait(20)
         except subprocess.TimeoutExpired:
@@ -68,7 +63,7 @@ class Apart:
 def apart(tmp_path):
     private = tmp_path / "work"
     private.mkdir()
-    made = Apart(f"mount -t tmpfs none {private}")  # a disk of its own
+    made = Apart(private)
     yield made
     made.end()
 

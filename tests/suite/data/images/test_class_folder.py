@@ -53,7 +53,7 @@ def test_colour_images_keep_their_layout_in_memory(tmp_path, changes):
     write(tmp_path / "own", "train", 24, mode="RGB")
     data = prepared(tmp_path / "own", tmp_path / "cache", channels=3)
     settings = ImageSettings(source=str(tmp_path / "own"), size=SIZE, crop="none", **({"flip": False} | changes))
-    found = ImageBatches(data, settings, ImageTrainSettings(batch_images=12), [2])
+    found = ImageBatches(data, settings, ImageTrainSettings(batch_images=12), 1, 2)
     for batch in (found.batch(0, 0), found.held_out()[0]):
         for (pixels,) in batch.inputs:
             assert pixels.is_contiguous(memory_format=torch.channels_last)

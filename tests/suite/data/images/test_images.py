@@ -38,7 +38,7 @@ def settings(folder, **more):
 
 def batches(data, folder, replicas=1, micro_batches=4, seed=0, batch=12, **shown):
     train = ImageTrainSettings(batch_images=batch, seed=seed)
-    return ImageBatches(data, settings(folder, **shown), train, [micro_batches] * replicas)
+    return ImageBatches(data, settings(folder, **shown), train, replicas, micro_batches)
 
 
 def test_a_prepared_set_gives_back_every_pixel_and_label(data, folder):
@@ -202,12 +202,12 @@ def joined(batch):
 def test_the_same_images_however_they_are_dealt_out(data, folder):
     shown = {"flip": True, "crop": "random_shift", "cutout": 3}
     whole = joined(batches(data, folder, micro_batches=1, **shown).batch(7, 0))
-    for counts in ([5], [3, 3], [1, 1, 1], [4] * 4, [1, 5]):
-        dealt = ImageBatches(data, settings(folder, **shown), ImageTrainSettings(batch_images=12), counts)
-        shares = [dealt.batch(7, replica) for replica in range(len(counts))]
+    for replicas, micro_batches in ((1, 5), (2, 3), (3, 1), (4, 4)):
+        dealt = batches(data, folder, replicas, micro_batches, **shown)
+        shares = [dealt.batch(7, replica) for replica in range(replicas)]
         for found, wanted in zip(zip(*map(joined, shares), strict=True), whole, strict=True):
             assert torch.cat(found).equal(wanted)
-        assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(len(counts))]
+        assert [share.offset for share in shares] == [sum(map(len, shares[:at])) for at in range(replicas)]
         assert {share.divisor for share in shares} == {12.0}
 
 
@@ -224,7 +224,7 @@ def test_an_epoch_has_every_image_once_and_the_next_in_another_order(data, folde
 
 def test_held_out_images_come_in_their_order_as_they_are(data, folder):
     train = ImageTrainSettings(batch_images=12, test_images=17)
-    found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, [5]).held_out()
+    found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, 1, 5).held_out()
     assert len(found) == 2
     assert [batch.divisor for batch in found] == [12.0, 5.0]
     assert [len(batch) for batch in found] == [5, 5]

@@ -19,7 +19,7 @@ def lists(inputs, targets):
 @pytest.mark.parametrize(("replicas", "micro_batches"), SHAPES)
 @pytest.mark.parametrize("tokens", [200, 1024, 7777])
 def test_training_batches(data: TextData, settings: TextSettings, replicas: int, micro_batches: int, tokens: int):
-    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens, seed=3), [micro_batches] * replicas)
+    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens, seed=3), replicas, micro_batches)
     for step in (0, 41):
         expected, labels = reference.training(data, settings, tokens, step, replicas * micro_batches, seed=3)
         offset = 0
@@ -33,7 +33,7 @@ def test_training_batches(data: TextData, settings: TextSettings, replicas: int,
 
 @pytest.mark.parametrize("tokens", [16, 40])
 def test_tiny_training_batches(data: TextData, settings: TextSettings, tokens: int):
-    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens), [64])
+    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens), 1, 64)
     for step in range(5):
         expected, labels = reference.training(data, settings, tokens, step, 64)
         batch = loader.batch(step, 0)
@@ -43,7 +43,7 @@ def test_tiny_training_batches(data: TextData, settings: TextSettings, tokens: i
 
 @pytest.mark.slow
 def test_many_groups_that_are_packed_side_by_side(data: TextData, settings: TextSettings):
-    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=70_000), [50] * 2)
+    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=70_000), 2, 50)
     expected, _ = reference.training(data, settings, 70_000, 6, 100)
     shares = [loader.batch(6, replica) for replica in range(2)]
     assert [part for share in shares for part in lists(share.inputs, share.targets)] == expected
@@ -52,7 +52,7 @@ def test_many_groups_that_are_packed_side_by_side(data: TextData, settings: Text
 @pytest.mark.parametrize(("languages", "train_pairs"), [(("fi", "ga"), None), (("de", "fi"), ("fi:20",))])
 def test_batches_of_some_languages_and_few_pairs(data: TextData, settings: TextSettings, languages, train_pairs):
     few = settings.model_copy(update={"languages": languages, "train_pairs": train_pairs})
-    batch = TranslationBatches(data, few, TrainSettings(batch_tokens=999), [4]).batch(2, 0)
+    batch = TranslationBatches(data, few, TrainSettings(batch_tokens=999), 1, 4).batch(2, 0)
     expected, labels = reference.training(data, few, 999, 2, 4)
     assert batch.divisor == labels
     assert lists(batch.inputs, batch.targets) == expected
@@ -63,7 +63,7 @@ def test_batches_of_some_languages_and_few_pairs(data: TextData, settings: TextS
 )
 def test_held_out_batches(data: TextData, settings: TextSettings, pairs: int, micro_batches: int, tokens: int):
     train = TrainSettings(batch_tokens=tokens, valid_pairs=pairs)
-    held = TranslationBatches(data, settings, train, [micro_batches] * 2).held_out()
+    held = TranslationBatches(data, settings, train, 2, micro_batches).held_out()
     expected = reference.held_out(data, settings, tokens, pairs, micro_batches)
     assert [list(batch.groups) for batch in held] == [[part[:2] for part in group] for group in expected]
     assert [batch.divisor for batch in held] == [sum(part[1] for part in group) for group in expected]
@@ -73,14 +73,14 @@ def test_held_out_batches(data: TextData, settings: TextSettings, pairs: int, mi
 
 def test_held_out_batches_of_some_languages(data: TextData, settings: TextSettings):
     few = settings.model_copy(update={"languages": ("ga", "de")})
-    (batch,) = TranslationBatches(data, few, TrainSettings(batch_tokens=5000, valid_pairs=60), [2]).held_out()
+    (batch,) = TranslationBatches(data, few, TrainSettings(batch_tokens=5000, valid_pairs=60), 1, 2).held_out()
     (group,) = reference.held_out(data, few, 5000, 60, 2)
     assert lists(batch.inputs, batch.targets) == [part[2] for part in group]
 
 
 @pytest.mark.parametrize("replica", [0, 2])
 def test_a_stage_gets_only_what_it_uses(data: TextData, settings: TextSettings, replica: int):
-    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=3000, valid_pairs=50), [5] * 3)
+    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=3000, valid_pairs=50), 3, 5)
     for read in (lambda *which: [loader.batch(7, replica, *which)], lambda *which: loader.held_out(*which)):
         for both, first, last, middle in zip(
             read(True, True), read(True, False), read(False, True), read(False, False), strict=True

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from suite.errors import PlacementError
-from suite.pipeline.planning.placement import Node, place, place_on_kinds, shortage
+from suite.pipeline.planning.placement import Node, place, shortage
 
 
 def nodes_of(*free):
@@ -55,35 +55,6 @@ def test_no_node_is_overfull_ranks_stay_together_and_crossings_are_fewest(free, 
     assert all(used[node.id] <= node.free for node in nodes)
     assert len([node for node, _ in groupby(placement.ids)]) == len(used)  # as Ray Train counts ranks
     assert crossings(placement) == fewest(tuple(sorted(free)), stages, replicas)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.sampled_from("ab")), min_size=1, max_size=6),
-    st.lists(st.sampled_from("ab"), min_size=1, max_size=4),
-    st.integers(1, 3),
-    st.booleans(),
-)
-def test_each_worker_gets_its_kind_of_device_or_the_kind_that_lacks_is_named(nodes, kinds, count, by_replica):
-    """Either ``kinds`` are those of each stage in ``count`` replicas, or of each replica with ``count`` stages."""
-    stages = count if by_replica else len(kinds)
-    devices = [kind for kind in kinds for _ in range(count)] if by_replica else kinds * count
-    nodes = [Node(f"id{at}", f"node {at}", free, 8, kind) for at, (free, kind) in enumerate(nodes)]
-    free, total = Counter(), Counter()
-    for node in nodes:
-        free[node.device] += node.free
-        total[node.device] += node.total
-    lacking = [kind for kind in devices if free[kind] < devices.count(kind)]
-    if lacking:
-        with pytest.raises(
-            PlacementError, match=f"of kind {lacking[0]}; {free[lacking[0]]} of {total[lacking[0]]} are"
-        ):
-            place_on_kinds(nodes, devices, stages)
-        return
-    placement = place_on_kinds(nodes, devices, stages)
-    assert [node.device for node in placement.nodes] == devices
-    assert (placement.stages, placement.replicas) == (stages, len(devices) // stages)
-    used = Counter(placement.ids)
-    assert all(used[node.id] <= node.free for node in nodes)
 
 
 def test_what_is_said_of_a_placement_is_what_it_is():

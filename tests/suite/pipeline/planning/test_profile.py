@@ -1,8 +1,6 @@
 """Measured layer costs: seconds of layers that sleep, bytes counted by hand, what is measured once; allocation."""
 
-from contextlib import nullcontext
 from dataclasses import asdict
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +9,10 @@ from torch import Tensor, nn
 
 from experiments.tables import sleeping
 from experiments.tables.sleeping import SyntheticLayer
-from suite.cgroups import QuotaPeriods
 from suite.pipeline.planning import measured_layer as measuring
 from suite.pipeline.planning import profile as profiling
 from suite.pipeline.planning.costs import check_costs
-from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS, MeasuredLayer
+from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
 from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.planning.profile import MicroBatch, Sample, profile
 from suite.settings import OptimizerSettings
@@ -335,19 +332,6 @@ def test_processes_measure_while_they_agree_to():
 def test_rounds_drawn_out_by_other_work_do_not_count():
     assert measuring._ordinary_mean([1.0, 1.2, 1.4, 9.0, 1.2]) == pytest.approx(1.2)
     assert measuring._ordinary_mean([0.0, 0.0, 1.0]) == 0.0
-
-
-def test_where_a_quota_stops_the_process_those_rounds_count_too(monkeypatch):
-    periods = iter((QuotaPeriods(7, 4), QuotaPeriods(9, 6)))
-    monkeypatch.setattr(QuotaPeriods, "now", lambda: next(periods))
-    rounds = iter([(0.0,) * 5] * WARM_UPS + [(1.0,) * 5, (1.0,) * 5, (4.0,) * 5])
-    layer = SimpleNamespace(
-        _stage=SimpleNamespace(layers=[None], weights_cast_once=nullcontext, device=torch.device("cpu")),
-        _round=lambda update: next(rounds),
-    )
-    wishes = iter([True] * (WARM_UPS + 3) + [False])
-    found = MeasuredLayer.seconds(layer, lambda layers: None, lambda wish: next(wishes), 0.0)
-    assert found["forward_s"] == 2.0
 
 
 def test_allocation_follows_what_is_made_and_freed():

@@ -73,7 +73,7 @@ def test_a_layer_in_bf16_has_the_shapes_and_types_of_its_run(name):
 def test_a_model_in_bf16_has_the_shapes_and_types_of_its_run(model):
     spec = model()
     layers = [layer.float() for layer in layers_of(spec)]
-    inputs = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, [spec.micro_batches]).inputs[0]
+    inputs = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches).inputs[0]
     inputs = tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs)
     inferred = ShapeInference([on_meta(layer) for layer in layers], bf16=True).infer_all(CutSpec.of(inputs))
     assert [cut.main for cut in inferred[1:]] == run(layers, inputs)
@@ -98,7 +98,7 @@ def test_a_model_in_bf16_can_be_estimated(model):
     """The estimate of costs runs layer after layer on the inferred shapes."""
     spec = model()
     layers = [on_meta(layer.float()) for layer in layers_of(spec)]
-    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, [spec.micro_batches])
+    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
     data = MicroBatch(*(tuple(t.float() if t.is_floating_point() else t for t in part[0])
                         for part in (batch.inputs, batch.targets)))  # fmt: skip
     costs = estimate(layers, SummedLoss(spec, targets=1), data, DEVICES["H100"], OptimizerSettings(precision="bf16"))
