@@ -49,6 +49,8 @@ class Cluster:
         where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""
         words = ("GPU" if self.kind == "gpu" else "CPU core") + ("" if self.devices == 1 else "s")
         name = words if self.device is None else self.device.name
+        if self.device is not None and self.device_names:
+            name = f"devices that count as {name}"
         return f"{self.devices} {name} with {self.bytes_per_device / GIB:.1f} GiB each{where}"
 
     def place(self, stages: int, replicas: int) -> Placement | None:
@@ -62,8 +64,10 @@ class Cluster:
         name = self.name if self.device is None else self.device.name
         notes = []
         if self.device_names:
-            size = f"{self.bytes_per_device / GIB:.1f} GiB"
-            notes.append(f"different devices ({', '.join(self.device_names)}): all count as {name} with {size}")
+            devices = ", ".join(self.device_names)
+            notes.append(
+                f"different devices ({devices}): all count as {name}, with the lowest of their rates and memories"
+            )
         if name.endswith(ASSUMED_SPEED):
             size = name.removesuffix(ASSUMED_SPEED)
             notes.append(f"only a size is declared: times are those of TPUv3 cores; A100:{size} has an A100's")
@@ -100,8 +104,8 @@ def parse_cluster(text: str, this: Cluster) -> Cluster:
         raise SettingError(f"{given} has this machine beside other devices; name its device")
     if len({part.transport for part in parts}) > 1:
         raise SettingError(f"{given} mixes GPUs and other devices, which exchange no messages; plan for one of them")
-    device = _slowest([part.device for part in parts if part.device is not None])
-    names = tuple(dict.fromkeys(part.device.name for part in parts if part.device is not None))
+    devices = [part.device for part in parts if part.device is not None]
+    device, names = _slowest(devices), tuple(dict.fromkeys(each.name for each in devices))
     sizes = [node.total for part in parts for node in part.nodes or (Node("", "", 0, part.devices),)]
     nodes = tuple(Node(str(at), f"node {at}", size, size) for at, size in enumerate(sizes))
     return Cluster(sum(sizes), device.memory_bytes, "gpu", nodes, device, device_names=names if len(names) > 1 else ())
@@ -110,14 +114,14 @@ def parse_cluster(text: str, this: Cluster) -> Cluster:
 def _slowest(devices: Sequence[Device]) -> Device:
     """Returns the slowest of several devices, with the lowest rates, slowest link and smallest memory of all."""
     slowest = min(devices, key=lambda device: (device.bf16, device.bandwidth, device.memory_bytes))
-    names = ("memory_bytes", "fp32", "bandwidth")
-    least = {name: min(getattr(device, name) for device in devices) for name in names}
-    linked = min(devices, key=lambda device: device.link)
-    return replace(slowest, **least, link=linked.link, link_name=linked.link_name)
+    fields = ("memory_bytes", "fp32", "bandwidth")
+    least = {field: min(getattr(device, field) for device in devices) for field in fields}
+    slowest_link = min(devices, key=lambda device: device.link)
+    return replace(slowest, **least, link=slowest_link.link, link_name=slowest_link.link_name)
 
 
 def _parse_part(part: str, text: str, this: Cluster) -> Cluster:
-    """Parses one kind of devices of a cluster."""
+    """Parses one part of a cluster, such as ``2x8xA100-40GB``."""
     match = re.fullmatch(rf"(?:{_COUNT})?(?:{_COUNT})?(.*)", part.strip(), re.DOTALL)
     assert match is not None, "everything matches"
     numbers, name = [int(count) for count in match.groups()[:2] if count], match[3].strip()

@@ -21,7 +21,7 @@ def shares_cores(cluster: Cluster) -> bool:
     return cluster.kind == "cpu" and cluster.device is None and not cluster.nodes
 
 
-def within_memory(machine: Machine, work: Experiment, cluster: Cluster, placement: Placement | None = None) -> Machine:
+def within_memory(machine: Machine, work: Experiment, cluster: Cluster, placement: Placement | None) -> Machine:
     """Returns the machine with what a plan may use of its memory."""
     machine = with_share_of_host(machine, work, cluster, placement)
     reserve = reserved_bytes(work, cluster, machine.memory_limit_bytes)

@@ -71,7 +71,7 @@ class _Search:
         self, run: Experiment, free: Collection[str], batch: str = "", any_schedule: bool = False
     ) -> tuple[PlanReport, str] | None:
         """Returns the first plan that fits, in the shapes nearest to that of the run asked for, and its settings with
-        that of the mini-batch; None if none does. The most stages need the least memory."""
+        that of the mini-batch; None if none does. The shape with the most stages needs the least memory."""
         run, fixed = freed(run, set(PIPELINE_NAMES) - set(free))
         if any_schedule:
             run = run.with_pipeline(run.pipeline.model_copy(update={"schedule": "auto"}))

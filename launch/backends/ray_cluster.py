@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from launch.storage_sync.data_transfer import send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cores, cpu_model, gpus
+from launch.worker.peak import declared_peak
 from suite.errors import BusyError, PlacementError
 from suite.log import Log
 from suite.pipeline.planning.placement import Node, Placement
@@ -47,8 +49,8 @@ class RayClusterBackend(Backend):
         """Devices of each node, by node id."""
 
     def cluster(self) -> Cluster:
-        """Returns the devices of the nodes that answer, free or busy. If they differ, all count as those of one node:
-        one without bf16 if there is any, and of these the one with the smallest memory. The memory is the smallest.
+        """Returns the devices of the nodes that answer, free or busy. If they differ, all count as the slowest of them
+        (``_speed``), with the smallest memory.
 
         Raises PlacementError when the cluster does not answer or has no devices.
         """
@@ -62,7 +64,7 @@ class RayClusterBackend(Backend):
         found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
         self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
         of_nodes = [self._devices[node.id] for node in nodes]
-        slowest = min(of_nodes, key=lambda devices: (devices.has_bf16, devices.bytes_per_device))
+        slowest = min(of_nodes, key=_speed)
         names = tuple(dict.fromkeys(devices.name for devices in of_nodes))
         links = read_links(CACHE, name)
         return replace(
@@ -103,6 +105,13 @@ class RayClusterBackend(Backend):
         found = run_on_all([node], _call, task, limit_s=MEASURING_S, fault=_no_answer, late=late, **needed)
         result: Result = found[node]
         return result
+
+
+def _speed(devices: Cluster) -> tuple[bool, float, int]:
+    """Returns a key by which slower devices come first: those without bf16, then by the peak declared for their name,
+    then by their memory. An unknown name, such as a processor's, has no peak."""
+    peak = declared_peak(devices.name, "bf16")
+    return devices.has_bf16, peak.flops_per_s if peak else math.inf, devices.bytes_per_device
 
 
 def _node_devices(kind: str) -> Cluster:

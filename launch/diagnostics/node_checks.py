@@ -105,9 +105,9 @@ def devices(known: FactsByNode) -> list[Finding]:
         found.append(warning("devices", f"unequal {kind}s: {text}", remedy))
     gpu_names = {node: {gpu.name for gpu in known[node].gpus} for node in workers}
     drivers = {node: {gpu.driver for gpu in known[node].gpus} for node in workers}
-    for what, values in (("names", gpu_names), ("drivers", drivers)):
+    remedies = "plans count all as the slowest (docs/planning.md)", "use one driver"
+    for what, values, remedy in zip(("names", "drivers"), (gpu_names, drivers), remedies, strict=True):
         if text := _differences({node: ", ".join(sorted(some)) or "none" for node, some in values.items()}):
-            remedy = "a pipeline is as fast as its slowest stage: use one kind of node and one driver"
             found.append(warning("devices", f"GPUs of different {what}: {text}", remedy))
     if found:
         return found

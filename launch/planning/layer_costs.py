@@ -74,10 +74,12 @@ class MeasuredCosts:
         largest = max((node.total for node in cluster.nodes), default=2)
         least = min(2, largest) if work.pipeline.stages > 1 and cluster.kind == "cpu" else 1
         workers = min(work.pipeline.stages * work.pipeline.replicas, max(least, _workers_per_node(work, cluster)))
+        if cluster.device_names:  # it is measured on one of the nodes with the slowest devices, perhaps the smallest
+            workers = min(workers, min(node.total for node in cluster.nodes))
         threads = work.threads or max(1, _cores(cluster) // workers)
         device = cluster.name or f"this machine's {cpu_model()} ({cpu_limit()} cores)"
         if cluster.nodes and cluster.kind == "cpu":  # processors of one name may differ
-            device = f"{device} of {min(node.name for node in cluster.nodes)}"
+            device = f"{device} of the cluster with {min(node.name for node in cluster.nodes)}"
         path = self.cache / f"{_digest(work.key(), device, workers, threads)}.json"
         history = self.cache / f"steps-{_digest(device)}.jsonl"
         costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))

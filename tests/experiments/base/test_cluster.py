@@ -55,12 +55,14 @@ def test_case_and_spaces_are_ignored(one: str, other: str) -> None:
 
 def test_different_devices_count_as_the_slowest_with_the_smallest_memory() -> None:
     parsed, slow = parse_cluster("8xH200 + 2x4xA100-40GB", THIS), parse_cluster("2x8xA100-40GB", THIS)
-    assert str(parsed) == "16 A100-40GB with 39.4 GiB each on 3 nodes"
+    assert str(parsed) == "16 devices that count as A100-40GB with 39.4 GiB each on 3 nodes"
     assert (parsed.device, parsed.bytes_per_device, parsed.kind) == (slow.device, slow.bytes_per_device, slow.kind)
     assert [(node.id, node.name, node.free, node.total) for node in parsed.nodes] == [
         ("0", "node 0", 8, 8), ("1", "node 1", 4, 4), ("2", "node 2", 4, 4),
     ]  # fmt: skip
-    assert parsed.notes == ("different devices (H200, A100-40GB): all count as A100-40GB with 39.4 GiB",)
+    assert parsed.notes == (
+        "different devices (H200, A100-40GB): all count as A100-40GB, with the lowest of their rates and memories",
+    )
 
 
 def test_each_rate_is_the_lowest_and_the_link_the_slowest() -> None:

@@ -15,6 +15,7 @@ GPUS = {
     "b": Cluster(4, 39 * GIB, "gpu", name="A100"),
     "c": Cluster(2, 38 * GIB, "gpu", name="A100", has_bf16=False),
     "d": Cluster(1, 22 * GIB, "gpu", name="L4"),
+    "e": Cluster(8, 80 * GIB, "gpu", name="NVIDIA A100-SXM4-80GB"),
 }
 
 
@@ -40,13 +41,14 @@ def test_nodes_of_one_device_have_the_memory_of_the_smallest(backend):
 
 @pytest.mark.parametrize(
     ("nodes", "name", "gib"),
-    [("ab", "A100", 39), ("ad", "L4", 22), ("cd", "A100", 22)],
-    ids=["less memory", "least memory", "no bf16, and the memory of another"],
+    [("ab", "A100", 39), ("ad", "L4", 22), ("cd", "A100", 22), ("ae", "NVIDIA A100-SXM4-80GB", 79)],
+    ids=["less memory", "least memory", "no bf16, and the memory of another", "a lower peak, and more memory"],
 )
 def test_different_devices_count_as_the_slower_with_the_smallest_memory_and_that_is_said(backend, nodes, name, gib):
     cluster = backend(nodes).cluster()
     others = ", ".join(GPUS[node].name for node in nodes)
-    assert cluster.notes == (f"different devices ({others}): all count as {name} with {gib}.0 GiB",)
+    said = f"different devices ({others}): all count as {name}, with the lowest of their rates and memories"
+    assert cluster.notes == (said,)
     assert (cluster.name, cluster.devices) == (name, sum(GPUS[node].devices for node in nodes))
     assert (cluster.bytes_per_device, cluster.has_bf16) == (gib * GIB, "c" not in nodes)
     assert [node.id for node in cluster.nodes] == [*nodes]

@@ -189,6 +189,14 @@ def test_two_processes_that_measure_share_the_memory_of_their_node(cluster, each
     assert layer_costs._memory_bytes(cluster, 2) == each
 
 
+def test_different_devices_are_measured_by_as_many_processes_as_the_smallest_node_has_devices(tmp_path, measured):
+    nodes = (Node("a", "a", 8, 8), Node("b", "b", 2, 2))
+    for names, processes in (((), 8), (("fast", "slow"), 2)):
+        cluster = Cluster(10, GIB, "cpu", nodes, name="slow", device_names=names)
+        MeasuredCosts(tmp_path / str(processes), ignore)(work(stages=8), cluster)
+        assert measured.pop()[0] == processes
+
+
 def test_costs_of_several_processes_are_mean_seconds_and_maximum_bytes():
     other = replace(COST, forward_s=3e-3, update_s=3e-4, activation_bytes=30_000, graph_peak_bytes=100)
     joined = layer_costs._combine_layer((COST, other))
