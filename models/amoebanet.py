@@ -4,7 +4,7 @@
            D/2        D          D            2D          2D           4D          4D             filters a state
 
 A layer is a cell of the network (Real et al., 2018). Its inputs are the outputs of the two previous layers: the last
-one as its input, the one before as a skip, by name (``pops``, ``stashes``).
+one as its input, the one before as a skip, by name (``gpipe_pops``, ``gpipe_stashes``).
 
     states 0, 1: those two, projected to the cell's width and size
     states 2..6: each the sum of two operations on earlier states (``NORMAL``, ``REDUCTION``)
@@ -76,8 +76,8 @@ def layers(shape: AmoebaNetShape) -> list[nn.Module]:
     before = previous = Source(width, reduced=False)
     for at, (reduces, filters) in enumerate(plan):
         cell = Cell(before, previous, filters, reduces)
-        cell.pops = (f"output {at - 1}",) if at else ()
-        made[-1].stashes = (f"output {at}",) if at + 1 < len(plan) else ()
+        cell.gpipe_pops = (f"output {at - 1}",) if at else ()
+        made[-1].gpipe_stashes = (f"output {at}",) if at + 1 < len(plan) else ()
         made.append(cell)
         before, previous = previous, Source(cell.width, reduces)
     for norm_module in (module for layer in made for module in layer.modules() if isinstance(module, nn.BatchNorm2d)):
@@ -133,7 +133,7 @@ class ImageLayer(nn.Module):
 class Stem(ImageLayer):
     """Images (batch, channels, height, width) -> (batch, width, height / stride, width / stride)."""
 
-    stashes: tuple[str, ...] = ()
+    gpipe_stashes: tuple[str, ...] = ()
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Stem(ImageLayer):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         output = channels_last(self.norm(self.convolution(images)))
-        return (output,) * (1 + len(self.stashes))
+        return (output,) * (1 + len(self.gpipe_stashes))
 
 
 class Classifier(ImageLayer, resnet.Classifier):
@@ -238,8 +238,8 @@ REDUCTION_OUTPUT = (4, 5, 6)
 class Cell(ImageLayer):
     """(previous output, the one before it) -> output, also stashed as a skip if a later cell pops it."""
 
-    pops: tuple[str, ...] = ()
-    stashes: tuple[str, ...] = ()
+    gpipe_pops: tuple[str, ...] = ()
+    gpipe_stashes: tuple[str, ...] = ()
 
     def __init__(self, before: Source, previous: Source, filters: int, reduces: bool) -> None:
         super().__init__()
@@ -262,4 +262,4 @@ class Cell(ImageLayer):
             one, other = (self.operations[i](states[self.sources[i]]) for i in (at, at + 1))
             states.append(one + other)
         output = channels_last(torch.cat([states[at] for at in self.output], dim=1))
-        return (output,) * (1 + len(self.stashes))
+        return (output,) * (1 + len(self.gpipe_stashes))

@@ -59,7 +59,7 @@ class ChunkedHead(nn.Module):
         """y (batch, T, width) -> logits (batch, T, vocabulary)."""
         return clipped(self.project(self.norm(y)), self.clip)
 
-    def score(
+    def gpipe_score(
         self, loss: TranslationLoss, inputs: tuple[Tensor, ...], targets: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """Returns ``loss(self(*inputs), *targets)`` without materializing large logits."""

@@ -62,7 +62,7 @@ class TokenEmbedding(nn.Module):
 class SourceEmbedding(TokenEmbedding):
     """Layer 0. Turns source ids into vectors, and numbers the sentences of each row for all attention."""
 
-    tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
+    gpipe_ties: ClassVar[dict[str, str]] = {"weight": "embedding"}
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
@@ -85,7 +85,7 @@ class TargetEmbedding(TokenEmbedding):
     In each row the first target sentence translates the first source sentence, and so on.
     """
 
-    tied: ClassVar[dict[str, str]] = {"weight": "embedding"}
+    gpipe_ties: ClassVar[dict[str, str]] = {"weight": "embedding"}
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)

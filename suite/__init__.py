@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from suite.sweep_spec import SweepRun, SweepSpec
 from suite.train_spec import TrainSpec
 
 if TYPE_CHECKING:  # the command line imports this package and must not wait for torch
@@ -12,7 +11,7 @@ if TYPE_CHECKING:  # the command line imports this package and must not wait for
 
     from torch import nn
 
-__all__ = ["SweepRun", "SweepSpec", "TrainSpec", "load"]
+__all__ = ["TrainSpec", "load"]
 
 
 def load(run: str | Path, checkpoint: str | int | None = None) -> nn.Module:

@@ -30,7 +30,6 @@ LONG = (
     "suite/training/test_training.py", "suite/pipeline/model/test_batchnorm.py", "launch/worker/test_feed_processes.py",
     "experiments/planning/test_suggestions.py", "experiments/scaling/test_scales.py",
     "experiments/custom/test_models.py", "launch/inference/test_score.py", "suite/training/test_fingerprints.py",
-    "launch/diff/test_check.py", "suite/training/test_adafactor.py", "launch/sweeps/test_custom_sweep.py",
 )  # fmt: skip
 """The files that take longest, longest first."""
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+import torch
 from pydantic import PrivateAttr, ValidationError, model_validator
 from torch import nn
 
@@ -66,8 +67,6 @@ class Experiment(FrozenRecord):
     """Whether all steps are traced, not a few."""
     shrunk: tuple[str, ...] = ()
     """How its scale changed a run of the paper (``changes_from``)."""
-    kept_layers: tuple[int, ...] | None = None
-    """The layers that are left of a model which ``gpipe check`` has shortened; None: all. No setting."""
 
     _prepared: Path | None = PrivateAttr(default=None)
     """Folder of the prepared data that samples are taken from; no setting."""
@@ -88,14 +87,9 @@ class Experiment(FrozenRecord):
         return f"{self.name} at scale {self.scale}"
 
     @property
+    @abstractmethod
     def list_length(self) -> int:
         """Layers of the model."""
-        return self.whole_length if self.kept_layers is None else len(self.kept_layers)
-
-    @property
-    @abstractmethod
-    def whole_length(self) -> int:
-        """Layers that ``build_whole`` returns."""
 
     @property
     @abstractmethod
@@ -111,14 +105,13 @@ class Experiment(FrozenRecord):
         """Returns a copy on another text or image set."""
         return self.with_settings([f"{self.data_setting}={name}"])
 
+    @abstractmethod
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the layers, on the meta device, and the loss."""
-        layers, loss = self.build_whole()
-        return (layers if self.kept_layers is None else [layers[index] for index in self.kept_layers]), loss
 
-    @abstractmethod
-    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
-        """Returns all layers, on the meta device, and the loss."""
+    def own_layers(self, device: torch.device) -> list[nn.Module]:
+        """Returns the layers of a user's function, with their initial values; empty for a model of the suite."""
+        return []
 
     @property
     @abstractmethod
@@ -145,14 +138,13 @@ class Experiment(FrozenRecord):
         """Returns a key that is equal for equal layer costs: of layers, sample and update (``cost_key``)."""
 
     def cost_key(self, *model: object) -> str:
-        """Returns the key: what describes the whole model, the layers that are left of it, the shapes of the sample, on
-        whose values costs do not depend, and the settings of the optimizer on which they do."""
+        """Returns the key: what describes the model, the shapes of the sample, on whose values costs do not depend, and
+        the settings of the optimizer on which they do."""
         sample, optimizer = self.sample(), self.optimizer
-        kept = [] if self.kept_layers is None else [self.kept_layers]
         micro_batches = (sample.typical, sample.largest)
         shapes = [[tuple(tensor.shape) for tensor in (*batch.inputs, *batch.targets)] for batch in micro_batches]
         update = (optimizer.name, optimizer.precision, optimizer.max_grad_norm is not None)
-        return repr((*model, *kept, shapes, update))
+        return repr((*model, shapes, update))
 
     def data_errors(self) -> list[str]:
         """Returns what the prepared data contradicts. Raises SettingError for a language that it lacks."""

@@ -41,7 +41,7 @@ class TextExperiment(Experiment):
         return errors
 
     @property
-    def whole_length(self) -> int:
+    def list_length(self) -> int:
         return self.model.list_length
 
     @property

@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import nn
 
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.custom.batches import SpecBatches
-from experiments.custom.loading import Source, absolute, called, description, digest, load_spec
+from experiments.custom.loading import Source, absolute, called, description, digest, load_spec, made_spec
 from experiments.custom.loss import metrics_of, units_of
 from experiments.custom.source import CustomSource
 from experiments.custom.spec_model import build, first_batch, layer_errors, update_factors
 from suite.errors import SettingError, SuiteError
 from suite.log import Log
-from suite.pipeline.model.layers import Tensors
+from suite.pipeline.model.layers import Tensors, reset_all
 from suite.pipeline.model.microbatch import even_split_sizes
+from suite.pipeline.model.rng import initial_seed, seeded
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
@@ -74,7 +76,7 @@ class CustomExperiment(Experiment):
         return f"{self.source} has changed since the run; its layers are as they are now"
 
     @property
-    def whole_length(self) -> int:
+    def list_length(self) -> int:
         return self.layer_count
 
     @property
@@ -115,7 +117,7 @@ class CustomExperiment(Experiment):
 
     def key(self) -> str:
         """The file of the function, the layers, the shapes of the sample, and the update."""
-        return self.cost_key(self.source, digest(self.source), *self.build_whole())
+        return self.cost_key(self.source, digest(self.source), *self.build())
 
     def trial_errors(self) -> list[str]:
         """What the layers, the loss and the data stumble over, tried on the rows of the smallest micro-batch."""
@@ -141,7 +143,7 @@ class CustomExperiment(Experiment):
     def data_source(self, data: Path, coord: RankCoord) -> CustomSource:
         return CustomSource(self, coord)
 
-    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
         """Returns the spec's layers on the meta device, and its loss. Raises SettingError when their number is not
         that of the run."""
         layers, loss = build(self.spec)
@@ -151,6 +153,17 @@ class CustomExperiment(Experiment):
                 "start a new run"
             )
         return layers, loss
+
+    def own_layers(self, device: torch.device) -> list[nn.Module]:
+        """Nothing is done to them that a script would not do."""
+        layers = made_spec(self.source, self.train.seed).layers
+        for index, layer in enumerate(layers):
+            if any(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())):
+                layer.to_empty(device=device)
+                with seeded(initial_seed(self.train.seed, index), device):
+                    reset_all(layer)
+            layer.to(device)
+        return list(layers)
 
 
 class StepHook:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
@@ -11,12 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.custom.layer_trial import described, error_on_fakes, trial_error
+from experiments.custom.layer_trial import SEED, described, error_on_fakes, trial_error
 from suite.device import one_thread
 from suite.errors import SettingError, typed_line
 from suite.pipeline.model.batchnorm import by_micro_batch
-from suite.pipeline.model.layers import Tensors, structure_key, ties_of
+from suite.pipeline.model.layer_copy import copied, held
+from suite.pipeline.model.layers import (
+    ORIGINAL,
+    Tensors,
+    materialize,
+    reset_all,
+    structure_key,
+    ties_of,
+    without_values,
+)
+from suite.pipeline.model.rng import seeded
 from suite.pipeline.runtime.skip import Stash, call, pops_of, stashes_of
+
+CPU = torch.device("cpu")
 
 
 def all_on_meta(layers: Sequence[nn.Module]) -> list[nn.Module]:
@@ -44,64 +55,22 @@ def all_on_meta(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def on_meta(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Returns the layer on the meta device; its ``reset_parameters``, which ``materialize`` calls, restores the values
-    that it was built with. A layer built on the meta device is initialised by its own ``reset_parameters``, or by those
-    of the modules in it.
+    """Returns the layer on the meta device; ``materialize`` copies the layer itself. One that was built on the meta
+    device is returned as it is.
 
     ``memo`` is that of ``copy.deepcopy``. Raises SettingError for a layer with parameters on two devices, or one that
     cannot be copied.
     """
-    memo = {} if memo is None else memo
-    values = _Values(_tensors(layer))
-    on_meta_device = {name for name, tensor in values.items() if tensor.is_meta}
-    if not on_meta_device:
-        try:
-            memo |= {id(tensor): _as_meta(tensor) for tensor in values.values()}  # copies no value
-            bare = copy.deepcopy(layer, memo)
-        except Exception as error:
-            raise SettingError(f"a {type(layer).__name__} cannot be copied ({typed_line(error)})") from error
-        bare.reset_parameters = partial(_restore, bare, values)  # type: ignore[assignment]
-        return bare
-    if len(on_meta_device) < len(values):
-        raise SettingError(
-            f"{type(layer).__name__} has {len(on_meta_device)} of {len(values)} tensors on the meta device"
-        )
-    if not hasattr(layer, "reset_parameters"):
-        layer.reset_parameters = partial(_reset, layer)  # type: ignore[assignment]
-    return layer
-
-
-class _Values(dict[str, Tensor]):
-    """Values by name; copies of a layer share them."""
-
-    def __deepcopy__(self, memo: object) -> _Values:
-        return self
-
-
-def _tensors(layer: nn.Module) -> list[tuple[str, Tensor]]:
-    """Returns parameters and buffers by all their names: a copy of a layer has one tensor for each name."""
-    return [*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False)]
-
-
-def _as_meta(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
-    return tensor.to("meta")
-
-
-def _restore(layer: nn.Module, values: _Values) -> None:
-    with torch.no_grad():
-        for name, tensor in _tensors(layer):
-            tensor.copy_(values[name])
-
-
-def _reset(module: nn.Module) -> None:
-    """Calls the topmost ``reset_parameters`` of each branch: one initialises all that is below it."""
-    for child in module.children():
-        if hasattr(child, "reset_parameters"):
-            child.reset_parameters()  # type: ignore[operator]
-        else:
-            _reset(child)
+    tensors = [*layer.parameters(), *layer.buffers()]
+    count = sum(tensor.is_meta for tensor in tensors)
+    if count:
+        if count < len(tensors):
+            raise SettingError(f"{type(layer).__name__} has {count} of {len(tensors)} tensors on the meta device")
+        return layer
+    try:
+        return without_values(layer, memo)
+    except Exception as error:
+        raise SettingError(f"a {type(layer).__name__} cannot be copied ({typed_line(error)})") from error
 
 
 def tie_shared(layers: Sequence[nn.Module]) -> None:
@@ -121,7 +90,7 @@ def tie_shared(layers: Sequence[nn.Module]) -> None:
         if len(indices) > 1:
             tie = "{1} of layer {0}".format(*shared[0])
             for index, name in shared:
-                layers[index].tied = {**ties_of(layers[index]), name: tie}  # type: ignore[assignment]
+                layers[index].gpipe_ties = {**ties_of(layers[index]), name: tie}  # type: ignore[assignment]
 
 
 def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[str]:
@@ -182,21 +151,24 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
 
 
 def _initialised(layer: nn.Module) -> nn.Module:
-    """Returns the layer with its values. Raises SettingError naming a parameter that nothing initialises."""
-    real = copy.deepcopy(layer).to_empty(device="cpu")
-    with torch.no_grad():
-        numbers = [(name, tensor) for name, tensor in _tensors(real) if tensor.is_floating_point() and tensor.numel()]
-        for _, tensor in numbers:
-            tensor.fill_(torch.nan)
-        with torch.random.fork_rng(devices=[]):
-            real.reset_parameters()  # type: ignore[operator]
-    for name, tensor in numbers:
-        if tensor.isnan().all():
+    """Returns the layer with its values. Raises SettingError naming a tensor that nothing initialises."""
+    if ORIGINAL in vars(layer):
+        real = materialize(layer, SEED, CPU)
+        for name, tensor in (*real.named_parameters(), *real.named_buffers()):
+            if tensor.is_floating_point() and tensor.numel() and tensor.isnan().all():
+                raise SettingError(f"its {name} is not a number; it must be built with values")
+        return real
+    ones, zeros = (copied(layer, partial(torch.full_like, fill_value=value, device=CPU)) for value in (1, 0))
+    for real in (ones, zeros):
+        with seeded(SEED, CPU), torch.no_grad():
+            reset_all(real)
+    for (path, one), (_, zero) in zip(held(ones), held(zeros), strict=True):
+        if isinstance(one, Tensor) and isinstance(zero, Tensor) and bool(((one == 1) & (zero == 0)).any()):
             raise SettingError(
-                f"its {name} has no values: a layer on the meta device needs a reset_parameters that initialises it, "
-                "and any other must be built with values that are not NaN"
+                f"its {path.lstrip('.')} has no values: a layer on the meta device needs a reset_parameters that "
+                "initialises all its parameters and buffers; or build it with values"
             )
-    return real
+    return ones
 
 
 def _parameter_error(layer: nn.Module) -> str:

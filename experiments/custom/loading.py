@@ -1,7 +1,4 @@
-"""Finds the function that ``NAME=path.py:function`` or ``NAME=package.module:function`` names, and calls it.
-
-``path.py:function[label]`` is a run of the sweep that a function returns.
-"""
+"""Finds the function that ``NAME=path.py:function`` or ``NAME=package.module:function`` names, and calls it."""
 
 from __future__ import annotations
 
@@ -27,11 +24,7 @@ from experiments.custom.own_imports import ROOT, check_names, search_last
 from experiments.custom.spec_check import check_functions, layers_of
 from suite.errors import SettingError, SuiteError, nearest, typed_line
 from suite.pipeline.model import rng
-from suite.sweep_spec import SweepRun, SweepSpec
 from suite.train_spec import TrainSpec
-
-LABEL_IN_FOLDER = re.compile(r"[^A-Za-z0-9.=_+-]+")
-"""What a folder's name replaces in a label by a dash."""
 
 
 class Source(NamedTuple):
@@ -40,7 +33,7 @@ class Source(NamedTuple):
     place: str
     function: str
     label: str
-    """Of a run of a sweep; empty otherwise."""
+    """What a function of a worker's hook is given; empty otherwise."""
 
     @staticmethod
     def parse(name: str) -> Source:
@@ -90,44 +83,29 @@ def seeded(*values: int) -> AbstractContextManager[None]:
 
 @lru_cache(maxsize=4)
 def load_spec(source: str, seed: int) -> TrainSpec:
-    """Returns what the function makes; its layers have the random initial values of ``seed``.
+    """Returns ``made_spec``, of each function and seed once."""
+    return made_spec(source, seed)
+
+
+def made_spec(source: str, seed: int) -> TrainSpec:
+    """Calls the function and returns what it makes; its layers have the random initial values of ``seed``.
 
     Raises SettingError for a function that does not exist, fails, or returns anything else than a TrainSpec with
     layers.
     """
     place, name, label = Source.parse(source)
     if label:
-        with seeded(seed):
-            run = _run_of(load_sweep(f"{place}:{name}"), source, label)
+        raise SettingError(f"{source!r} names no function; write path.py:function, such as my_run.py:digits")
+    with seeded(seed):  # an import may draw too, and is done once
+        function = find_function(place, name)
     with seeded(seed):
-        function = run if label else find_function(place, name)
         spec = called(function, place, source)
-    if isinstance(spec, SweepSpec):
-        raise SettingError(f"{source} returned a SweepSpec, which `gpipe sweep {source}` runs; a run is a TrainSpec")
     if not isinstance(spec, TrainSpec):
         raise SettingError(
             f"{source} returned an object of type {type(spec).__name__}; it must return a suite.TrainSpec"
         )
     check_functions(spec)
     return replace(spec, layers=layers_of(spec))
-
-
-def load_sweep(source: str) -> SweepSpec:
-    """Returns the sweep that the function makes. Raises SettingError for a function that does not exist, fails or
-    returns anything else than a SweepSpec, and for runs that cannot be told apart."""
-    place, name, _ = Source.parse(source)
-    spec = called(find_function(place, name), place, source)
-    if isinstance(spec, TrainSpec):
-        raise SettingError(
-            f"{source} returned a TrainSpec, which `gpipe experiment {source}` trains; a sweep is a suite.SweepSpec"
-        )
-    if not isinstance(spec, SweepSpec):
-        raise SettingError(
-            f"{source} returned an object of type {type(spec).__name__}; it must return a suite.SweepSpec"
-        )
-    if errors := _sweep_errors(spec):
-        raise SettingError(f"{source}: {'; '.join(errors)}")
-    return spec
 
 
 def called(function: Callable[[], Any], place: str, source: str) -> Any:
@@ -139,43 +117,6 @@ def called(function: Callable[[], Any], place: str, source: str) -> Any:
         raise
     except (Exception, SystemExit) as error:
         raise SettingError(f"{source} failed{_line_of(error, place)}: {_described(error)}") from error
-
-
-def _run_of(sweep: SweepSpec, source: str, label: str) -> Callable[[], Any]:
-    runs = {run.label: run.run for run in sweep.runs}
-    run = runs.get(label)
-    if not callable(run):
-        raise SettingError(f"{source}: the sweep has no function of that label; {nearest(label, runs)}")
-    return run
-
-
-def _sweep_errors(spec: SweepSpec) -> list[str]:
-    if type(spec.seeds) is not int or spec.seeds < 1:
-        return [f"seeds is {spec.seeds!r}; it is the number of seeds of each run, 1 or more"]
-    if not isinstance(spec.runs, list | tuple) or not spec.runs:
-        return [f"runs is {'empty' if not spec.runs else type(spec.runs).__name__}; give a list of suite.SweepRun"]
-    errors, labels = list[str](), dict[str, str]()
-    for at, run in enumerate(spec.runs):
-        if not isinstance(run, SweepRun):
-            errors.append(f"run {at} is a {type(run).__name__}; it must be a suite.SweepRun")
-        elif not isinstance(run.label, str) or not LABEL_IN_FOLDER.sub("", run.label):
-            errors.append(f"the label of run {at} is {run.label!r}; give a text with letters or digits")
-        elif (same := labels.get(label_folder(run.label))) is not None:
-            names = f"are both called {same!r}" if same == run.label else f"have one folder: {same!r} and {run.label!r}"
-            errors.append(f"two runs {names}; give each its own label")
-        elif isinstance(run.run, TrainSpec):
-            errors.append(f"run {run.label!r} has a TrainSpec; give the function that returns it: digits, not digits()")
-        elif not callable(run.run) and not isinstance(run.run, str):
-            errors.append(f"run {run.label!r} has a {type(run.run).__name__}; give a function or an experiment's name")
-        elif not isinstance(run.settings, str):
-            errors.append(f"the settings of run {run.label!r} are a {type(run.settings).__name__}; write one text")
-        if isinstance(run, SweepRun) and isinstance(run.label, str):
-            labels.setdefault(label_folder(run.label), run.label)
-    return errors
-
-
-def label_folder(label: str) -> str:
-    return LABEL_IN_FOLDER.sub("-", label).strip("-.")
 
 
 def digest(source: str) -> str:

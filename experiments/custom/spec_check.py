@@ -66,7 +66,7 @@ def layers_of(spec: TrainSpec) -> list[nn.Module]:
 
 
 def _fault_of(layer: nn.Module) -> str:
-    for name in ("stashes", "pops"):
+    for name in ("gpipe_stashes", "gpipe_pops"):
         value = getattr(layer, name, ())
         if not isinstance(value, tuple | list) or not all(isinstance(each, str) for each in value):
             return f'has {name} = {value!r}; write a tuple of names, such as {name} = ("skip",)'

@@ -84,7 +84,7 @@ class Block(nn.Module):
 
     def __init__(self, block: nn.Module, structure: str, rotary: nn.Module | None = None) -> None:
         super().__init__()
-        self.block, self.rotary, self.layer_structure = block, rotary, structure
+        self.block, self.rotary, self.gpipe_structure = block, rotary, structure
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.rotary is None:

@@ -56,7 +56,7 @@ class ImageExperiment(Experiment):
         ]
 
     @property
-    def whole_length(self) -> int:
+    def list_length(self) -> int:
         return self.model.list_length
 
     @property
@@ -67,7 +67,7 @@ class ImageExperiment(Experiment):
     def data(self) -> str:
         return self.images.source
 
-    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
         with meta_device():
             return layers(self.model), ClassificationLoss(self.model.label_smoothing)
 

@@ -39,7 +39,7 @@ class LanguageModelExperiment(TextExperiment):
     def batch(self) -> int:
         return self.train.batch_sequences * self.text.length
 
-    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
         with meta_device():
             return layers(self.model), TranslationLoss(label_smoothing=0.0)
 

@@ -22,6 +22,13 @@ SWEEPS: dict[str, Sweep] = {
 }
 
 
+def find_sweep(name: str) -> Sweep:
+    """Raises SettingError with the closest names for an unknown one."""
+    if name not in SWEEPS:
+        raise SettingError(f"there is no sweep {name!r}; {nearest(name, SWEEPS)}")
+    return SWEEPS[name]
+
+
 def find_scale(sweep: Sweep, requested: str) -> str:
     """Returns the requested scale; ``auto`` is the sweep's first scale, or empty for a sweep without scales.
 

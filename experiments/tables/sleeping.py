@@ -27,7 +27,7 @@ class SyntheticLayer(nn.Module):
         super().__init__()
         self.forward_s, self.input_s, self.weight_s = forward_s, input_s, weight_s
         self.weight = nn.Parameter(torch.empty(parameters))
-        self.grad_queue: list[Callable[[], None]] | None = None
+        self.gpipe_grad_queue: list[Callable[[], None]] | None = None
         """See ``suite.pipeline.runtime.weight_grad``."""
         if not self.weight.is_meta:
             self.reset_parameters()
@@ -48,8 +48,8 @@ class SyntheticLayer(nn.Module):
 
     def _weight_gradient(self, gradient: Tensor) -> Tensor | None:
         """Sleeps for the weight gradient and returns it; None where it is deferred."""
-        if self.grad_queue is not None:
-            self.grad_queue.append(lambda: self._add_for_weight(gradient))
+        if self.gpipe_grad_queue is not None:
+            self.gpipe_grad_queue.append(lambda: self._add_for_weight(gradient))
             return None
         _sleep(self.weight_s)
         return gradient

@@ -34,7 +34,7 @@ class TranslationExperiment(TextExperiment):
     def batch(self) -> int:
         return self.train.batch_tokens
 
-    def build_whole(self) -> tuple[list[nn.Module], nn.Module]:
+    def build(self) -> tuple[list[nn.Module], nn.Module]:
         with meta_device():
             return layers(self.model), TranslationLoss(self.model.label_smoothing)
 

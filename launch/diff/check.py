@@ -21,9 +21,8 @@ from launch.backends.processes import run_processes
 from launch.diff.command import fingerprints_of
 from launch.diff.compare import Comparison, compare
 from launch.diff.layer_traits import LayerTraits, find_traits
-from launch.diff.plain_training import REMEDY
-from launch.diff.short_training import ShortTraining
-from launch.diff.shortening import memory_fault, shortened_to_fit
+from launch.diff.plain_training import REMEDY, check_fits
+from launch.diff.short_training import ShortTraining, memory_fault
 from launch.runs.store import CACHE, RunFolder, remove_run
 from suite.errors import PlacementError, PlanError, SuiteError
 from suite.settings import AUTO, PipelineSettings
@@ -51,26 +50,17 @@ def check(training: ShortTraining, console: Console) -> bool:
         asked = asked.model_copy(update={"micro_batches": count})
     micro_batches = asked.micro_batches * asked.replicas
     own = [asked] if "pipeline." in training.settings else []
-    whole = requested.list_length
-
-    def shapes_of(layers: int) -> list[PipelineSettings]:
-        return [*_shapes(micro_batches, layers, False)[0], *(shape for shape in own if _suits(shape, layers, whole))]
-
-    requested = shortened_to_fit(requested, shapes_of, console)
+    check_fits(requested)
     chosen = training.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
     data = chosen.data_folder(CACHE).resolve()
     if faults := chosen.with_prepared(data).trial_errors():
         raise PlanError(faults)
-    part = "" if chosen.list_length == whole else f", with {chosen.list_length} of the model's {whole} layers"
     console.print(f"{chosen.list_length} layers, {training.steps} steps of {micro_batches} micro-batches")
     traits: LayerTraits = run_processes(find_traits, 1, chosen, data)[0]
     for line in _trait_lines(traits):
         console.print(f"  {line}")
     depends_on_split = any(trait.depends_on_split for _, found in traits.values() for trait in found)
     shapes, left_out = _shapes(micro_batches, chosen.list_length, depends_on_split)
-    if own and not _suits(asked, chosen.list_length, whole):
-        own = []
-        left_out.append(f"as set, because {chosen.list_length} layers are left")
     for shape in list(shapes):
         if fault := memory_fault(chosen.with_prepared(data).with_pipeline(shape)):
             shapes.remove(shape)
@@ -90,15 +80,10 @@ def check(training: ShortTraining, console: Console) -> bool:
     }
     if all(result is None or result[1].differences for result in results.values()):
         results[PLAIN_AGAIN] = comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))
-    is_same = _conclude(results, plain, part, console)
+    is_same = _conclude(results, plain, console)
     for line in _trait_lines(traits, only_with_remedy=True):
         console.print(f"is this meant? {line}")
     return is_same
-
-
-def _suits(asked: PipelineSettings, layers: int, whole: int) -> bool:
-    """Whether a pipeline of the user's can have a model that may have been shortened."""
-    return layers == whole or (asked.layers_per_cell is None and asked.stages * asked.virtual_stages <= layers)
 
 
 def _trait_lines(traits: LayerTraits, only_with_remedy: bool = False) -> Iterator[str]:
@@ -180,9 +165,8 @@ def _compare(
     return run, found
 
 
-def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, part: str, console: Console) -> bool:
-    """Prints the result, and removes the runs that nobody has to look at. ``part`` says how much of the model it is
-    for."""
+def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, console: Console) -> bool:
+    """Prints the result, and removes the runs that nobody has to look at."""
     trained = {label: result for label, result in results.items() if result is not None}
     others = {label: run for label, (run, comparison) in trained.items() if not comparison.is_explained}
     for label, (run, _) in trained.items():
@@ -193,10 +177,10 @@ def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, part: st
         remove_run(plain)
         buffers = any(comparison.other_buffers for _, comparison in trained.values())
         but = ", but for buffers" if buffers else ""
-        console.print(f"all {len(results)} are the same training as plain PyTorch{but}{part}")
+        console.print(f"all {len(results)} are the same training as plain PyTorch{but}")
         return True
     fail = f", and {failed} fail" if failed else ""
-    console.print(f"{len(others)} of {len(results)} are not the same training as plain PyTorch{part}{fail}")
+    console.print(f"{len(others)} of {len(results)} are not the same training as plain PyTorch{fail}")
     if PLAIN_AGAIN in others.keys() | (results.keys() - trained.keys()):
         console.print("plain PyTorch itself gives other numbers each time, so no pipeline can give the same")
     for label, run in others.items():

@@ -125,8 +125,8 @@ class Comparison:
         if not wrong:
             return first
         # the sum over copies of a tied parameter differs with each of them: the layer with another difference has it
-        own = next((one for one in wrong if not self.a.copies_of(one.key)), wrong[0])
-        return own if own.key[2] in self.a.copies_of(wrong[0].key) else wrong[0]
+        own = next((one for one in wrong if not self.copies_of(one.key)), wrong[0])
+        return own if own.key[2] in self.copies_of(wrong[0].key) else wrong[0]
 
     def explains(self, difference: Difference) -> bool:
         """Whether rounding explains a difference, if all in earlier parts of the step is the same."""
@@ -152,6 +152,10 @@ class Comparison:
         if not self.has_same_parts:  # rows that cancel, as in the bias of attention's keys, leave errors of their size
             terms = max(terms, self._largest_sums[step, layer])
         return difference.a.distance(difference.b) <= 2 * units * max(terms, difference.a.norm, difference.b.norm)
+
+    def copies_of(self, key: Key) -> list[int]:
+        """Returns the other layers with a copy of a parameter, as a run in a pipeline knows them."""
+        return self.a.copies_of(key) or self.b.copies_of(key)
 
     @cached_property
     def _largest_sums(self) -> dict[tuple[int, int], float]:
@@ -205,7 +209,7 @@ class Comparison:
         kind = "the first that is not:" if explained else "the first that differs by more than rounding:"
         total = self.equal_count + len(self.differences)
         yield f"{self.equal_count} of {total} tensors are the same to the bit; {kind}"
-        others = ", ".join(map(str, self.a.copies_of(first.key)))
+        others = ", ".join(map(str, self.copies_of(first.key)))
         yield f"  {self._described(first.key)}" + (f", with its copies of layer {others}" if others else "")
         norms = f"{first.a.norm:.6g} in a and {first.b.norm:.6g} in b"
         yield f"  it differs by {first.share:.2g} of its norm, which is {norms}"

@@ -13,7 +13,6 @@ What a layer must not do is tried before any run (``experiments.custom.layer_tri
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 from collections.abc import Hashable, Iterator
@@ -30,6 +29,7 @@ from experiments.custom.layer_trial import KEEP_STATE, attributes_of, changed_at
 from launch.diff.plain_training import build_layers, forward
 from launch.worker.distributed import init_process_group
 from suite.errors import typed_line
+from suite.pipeline.model.layer_copy import copied
 from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.model.rng import seeded
 from suite.pipeline.model.topology import RankCoord
@@ -56,14 +56,14 @@ LayerTraits = dict[int, tuple[str, list[Trait]]]
 
 def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data: Path) -> LayerTraits:
     """Runs the first micro-batch through all layers, and tries each on what it gets, of equal ones the first; for
-    ``run_processes``. A last layer with a ``score`` of its own is not tried."""
+    ``run_processes``. A last layer with a ``gpipe_score`` of its own is not tried."""
     device = init_process_group(rank, world, rendezvous, 1)
     layers, loss = build_layers(chosen, device)
     found: LayerTraits = {}
     known: dict[Hashable, list[Trait]] = {}
 
     def try_layer(index: int, layer: nn.Module, inputs: Tensors) -> None:
-        if index == len(layers) - 1 and getattr(layer, "score", None):
+        if index == len(layers) - 1 and getattr(layer, "gpipe_score", None):
             return
         key = _key(layer), *((tensor.shape, tensor.dtype) for tensor in inputs)
         if key not in known:
@@ -141,7 +141,7 @@ class _Trial:
     """One forward of a copy of a layer."""
 
     def __init__(self, layer: nn.Module, inputs: Tensors, is_training: bool = True) -> None:
-        self._layer = copy.deepcopy(layer).train(is_training)
+        self._layer = copied(layer, torch.clone).train(is_training)
         self._leaves = tuple(tensor.detach().clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs)
         buffers = {name: buffer.clone() for name, buffer in self._layer.named_buffers()}
         attributes = attributes_of(self._layer)

@@ -8,7 +8,8 @@ Seeds, the order of sums over tied copies, and the norm that clips are as docume
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +40,7 @@ from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.runtime.layer_hooks import watch_tensors
+from suite.pipeline.runtime.layer_hooks import Place, watch_tensors
 from suite.settings import AUTO, PipelineSettings
 from suite.training.fingerprints import FingerprintFile
 from suite.training.update_rule import Key, learning_rate, make_optimizer, param_groups
@@ -88,7 +89,8 @@ def _train(
 ) -> None:
     device = init_process_group(rank, world, rendezvous, 1, 0 if machine.kind == "gpu" else None)
     layers, loss = build_layers(chosen, device, machine.logits_bytes)
-    parameters, copies = _trainable(layers), _copies(layers)
+    named, copies = _trainable(layers), _copies(layers)
+    parameters = _distinct(named)
     firsts = {key: keys[0] for keys in copies.values() for key in keys}  # copies have the factors of the first one
     names = {key: "{}.{}".format(*firsts.get(key, key)) for key in parameters}
     factors = {key: chosen.update_factors(names[key], parameter) for key, parameter in parameters.items()}
@@ -98,16 +100,23 @@ def _train(
     file = FingerprintFile(
         folder, "plain", 0, dict(enumerate(layers)), types, chosen.pipeline.micro_batches, device.type
     )
+    times, uses = Counter(map(id, layers)), Counter(map(id, named.values()))
+    watched = {index: layer for index, layer in enumerate(layers) if times[id(layer)] == 1}
+    shared = {(index, f"gradient of {name}") for (index, name), own in named.items() if uses[id(own)] > 1}
+
+    def add(i: int, place: Place, tensor: Tensor) -> None:
+        if (place.layer, place.what) not in shared:  # a pipeline has one for each layer, autograd their sum
+            file.add_from_layer(i, place, tensor, device)
+
     for step in range(chosen.train.steps):
         _add_parameters(file, "initial", layers)
         batch = source.batch(step)
         assert batch is not None
         for i in range(len(batch)):
-            add = partial(file.add_from_layer, i, device=device)
-            with watch_tensors(dict(enumerate(layers)), loss, add):
+            with watch_tensors(watched, loss, partial(add, i)):
                 backward(forward(layers, loss, batch, i, chosen, step, device), batch.divisor)
         _sum_copies(parameters, copies)
-        for (index, name), parameter in parameters.items():
+        for (index, name), parameter in named.items():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             file.add(None, index, f"whole gradient of {name}", parameter.grad)
@@ -130,7 +139,9 @@ def build_layers(
     described, loss = chosen.build()
     set_logits_bytes(described, logits_bytes)
     seed = chosen.train.seed
-    layers = [materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)]
+    layers = chosen.own_layers(device) or [
+        materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)
+    ]
     for keys in _copies(layers).values():
         first, *others = (layers[index].get_parameter(name) for index, name in keys)
         for other in others:
@@ -145,6 +156,12 @@ def _trainable(layers: Sequence[nn.Module]) -> dict[Key, nn.Parameter]:
         for name, parameter in layer.named_parameters()
         if parameter.requires_grad
     }
+
+
+def _distinct(named: Mapping[Key, nn.Parameter]) -> dict[Key, nn.Parameter]:
+    """Returns each parameter once, by its first layer and name: layers of your own may share one."""
+    keys = {id(parameter): key for key, parameter in reversed(list(named.items()))}
+    return {key: parameter for key, parameter in named.items() if keys[id(parameter)] == key}
 
 
 def forward(
@@ -165,14 +182,14 @@ def forward(
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         for index, layer in enumerate(layers):
             set_seed(layer_seed(chosen.train.seed, step, batch.offset + i, index), device)
-            inputs = (*tensors, *(stash.pop(name) for name in getattr(layer, "pops", ())))
+            inputs = (*tensors, *(stash.pop(name) for name in getattr(layer, "gpipe_pops", ())))
             before(index, layer, inputs)
             if index == len(layers) - 1:
                 return loss_of(layer, loss, inputs, targets)[0]
             outputs = as_tuple(layer(*inputs))
             if bf16:
                 outputs = tuple(t.bfloat16() if t.dtype == torch.float32 else t for t in outputs)
-            names = getattr(layer, "stashes", ())
+            names = getattr(layer, "gpipe_stashes", ())
             stash.update(zip(names, outputs[len(outputs) - len(names) :], strict=True))
             tensors = outputs[: len(outputs) - len(names)]
     raise AssertionError("a model has layers")
@@ -206,12 +223,13 @@ def _sum_copies(parameters: Mapping[Key, nn.Parameter], copies: Mapping[str, Seq
             parameter.grad = sum(gradients[1:], gradients[0]).clone()
 
 
-def _clip(layers: Sequence[nn.Module], parameters: Iterable[nn.Parameter], bound: float | None) -> None:
+def _clip(layers: Sequence[nn.Module], parameters: Collection[nn.Parameter], bound: float | None) -> None:
     """Scales the gradients so that their norm, in which tied copies count once, is at most ``bound``."""
+    counted = {id(parameter) for _, _, parameter in distinct_parameters(layers)}
     squares = [
         torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).square()
-        for _, _, parameter in distinct_parameters(layers)
-        if parameter.grad is not None
+        for parameter in parameters
+        if parameter.grad is not None and id(parameter) in counted
     ]
     norm = math.sqrt(float(sum(squares)))
     if bound is not None and norm > bound:

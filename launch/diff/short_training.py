@@ -11,6 +11,7 @@ from rich.console import Console
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.registry import resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
@@ -20,7 +21,7 @@ from launch.train.command import prepare, run_experiment
 from launch.train.session import Session
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
-from suite.errors import SettingError
+from suite.errors import PlanError, SettingError
 
 WORKERS = 4
 """The most workers of a pipeline that ``gpipe check`` tries. They share the GPUs of a machine that has fewer."""
@@ -79,6 +80,22 @@ def shared_devices() -> Cluster:
         return machine  # cores are shared by any number of workers
     each = math.ceil(WORKERS / machine.devices)
     return replace(machine, devices=each * machine.devices, bytes_per_device=machine.bytes_per_device // each)
+
+
+def memory_fault(work: Experiment) -> str:
+    """Returns what a pipeline needs and this machine does not have; empty if memory is not what it lacks."""
+    devices = shared_devices()
+    fault = _fault(work, devices)
+    return fault if fault and not _fault(work, replace(devices, bytes_per_device=2**62)) else ""
+
+
+def _fault(work: Experiment, devices: Cluster) -> str:
+    """Returns why there is no plan; empty if there is one."""
+    try:
+        try_plan(work, devices, estimated_costs)
+    except PlanError as fault:
+        return fault.errors[0]
+    return ""
 
 
 class _SharingBackend(Backend):

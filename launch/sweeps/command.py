@@ -18,11 +18,10 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import command, option
-from experiments.custom_sweeps import find_sweep, installed_sweeps
 from experiments.report.page import Section
 from experiments.scaling.scale_choice import find_shortage, fit_to_cluster
 from experiments.sweeps.members.base import Member, Sweep, folder_name
-from experiments.sweeps.registry import SWEEPS, find_scale
+from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
@@ -33,7 +32,7 @@ from launch.sweeps.tasks import SweepTasks
 from launch.watching.run_state import damage
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
-from suite.errors import DataError, PlacementError, SettingError, SuiteError
+from suite.errors import DataError, PlacementError, SettingError
 from suite.log import Log
 
 
@@ -158,7 +157,7 @@ def report(name: str, scale_name: str, console: Console) -> None:
     """
     cluster = this_machine()
     written = 0
-    for family in [find_sweep(name)] if name else _known_sweeps(console):
+    for family in [find_sweep(name)] if name else SWEEPS.values():
         for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name)]:
             members = family.members(scale, cluster, RUNS.resolve())
             if any((RUNS / member.folder / "record.json").exists() for member in members):
@@ -174,16 +173,6 @@ def report(name: str, scale_name: str, console: Console) -> None:
         raise SettingError(
             f"no run of {what} is finished yet; start some with {command('sweep', NAME=name or 'depth_width')}"
         )
-
-
-def _known_sweeps(console: Console) -> Iterator[Sweep]:
-    """Yields the suite's sweeps and those of installed packages; a package's sweep that cannot be loaded is named."""
-    yield from SWEEPS.values()
-    for name in installed_sweeps():
-        try:
-            yield find_sweep(name)
-        except SuiteError as error:
-            console.print(f"the sweep {name} of an installed package has no report: {error}")
 
 
 def write_report(family: Sweep, scale: str, cluster: Cluster, console: Console, show_tables: bool = False) -> None:

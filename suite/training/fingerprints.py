@@ -183,6 +183,8 @@ class Fingerprints:
         action = self._executor.status.action
         if not isinstance(action, Action) or (not place.is_backward and action.kind not in "FR"):
             return  # a layer that recomputes in its own backward
+        if action.kind == "I" and place.is_backward and not place.what.startswith("gradient of input"):
+            return  # without the part that is deferred
         if action.kind == "F":
             self._indices[action.micro_batch] = self._stage.micro_batch
         micro_batch = self._indices[action.micro_batch]

@@ -98,7 +98,8 @@ class ReplicatedState:
 
 
 class ShardedState(ReplicatedState):
-    """A shard of the averaged gradients and of the optimizer state, as ZeRO-1 divides them."""
+    """A shard of the averaged gradients and of the optimizer state, as ZeRO-1 divides them. DeepSpeed has nothing of a
+    parameter without values."""
 
     is_sharded = True
 
@@ -144,24 +145,27 @@ class ShardedState(ReplicatedState):
         return local
 
     def gradient(self, key: Key) -> Tensor:
-        return cast(Tensor, self._utils.safe_get_full_grad(self._parameters[key]))
+        parameter = self._parameters[key]
+        return cast(Tensor, self._utils.safe_get_full_grad(parameter)) if parameter.numel() else parameter.detach()
 
     def state(self, key: Key) -> State:
         parameter = self._parameters[key]
-        state = {name: self._utils.safe_get_full_optimizer_state(parameter, name) for name in self._names}
+        get = self._utils.safe_get_full_optimizer_state
+        state = {name: get(parameter, name) if parameter.numel() else parameter.detach() for name in self._names}
         expected = state_shapes(tuple(parameter.shape), self._settings)
         return {**state, "step": self._step_counts[0].clone()} if "step" in expected else state
 
     def load_state(self, key: Key, state: State) -> None:
         parameter = self._parameters[key]
-        for name in self._names:
+        for name in self._names if parameter.numel() else ():
             self._utils.safe_set_full_optimizer_state(parameter, state[name].to(parameter.device), name)
         for count in self._step_counts if "step" in state else ():
             count.copy_(state["step"])
 
     def accept_values(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
-            self._utils.safe_set_full_fp32_param(parameter, parameter.data)
+            if parameter.numel():
+                self._utils.safe_set_full_fp32_param(parameter, parameter.data)
 
     def clear_gradients(self) -> None:
         optimizer = self._engine.optimizer

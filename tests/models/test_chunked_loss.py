@@ -33,7 +33,7 @@ def score(y, project, clip, loss, labels, logits_bytes):
     """Returns the objective and the metric of a head that only projects."""
     head = ChunkedHead(SHAPE, nn.Identity(), clip)
     head.project, head.logits_bytes = project, logits_bytes
-    return head.score(loss, (y,), (labels,))
+    return head.gpipe_score(loss, (y,), (labels,))
 
 
 def found(y, project, labels, clip, logits_bytes=CPU_LOGITS_BYTES):
@@ -111,7 +111,7 @@ def test_a_loss_of_parts_is_watched_as_a_whole(logits_bytes):
     set_logits_bytes([head], logits_bytes)
     states, labels = torch.randn(2, 3, 8, requires_grad=True), torch.randint(1, WORDS, (2, 3))
     with watch_tensors({4: head}, loss := TranslationLoss(0.1), lambda *one: seen.append(one)):
-        found = head.score(loss, (states,), (labels,))
+        found = head.gpipe_score(loss, (states,), (labels,))
     assert [place.what for place, _ in seen] == ["loss of parts 0", "loss of parts 1"]
     assert all(torch.equal(tensor, own) for (_, tensor), own in zip(seen, found, strict=True))
 
@@ -121,7 +121,7 @@ def test_a_head_scores_in_chunks_of_the_size_that_is_set(head, monkeypatch):
     seen = []
     monkeypatch.setattr(chunked_loss, "rows_at_once", lambda *sizes: seen.append(sizes) or sizes[1])
     states, labels = torch.randn(2, 3, 8), torch.randint(1, WORDS, (2, 3))
-    head.score(TranslationLoss(0.0), (states,), (labels,))
+    head.gpipe_score(TranslationLoss(0.0), (states,), (labels,))
     set_logits_bytes([nn.Linear(1, 1), head], 12_345)
-    head.score(TranslationLoss(0.0), (states,), (labels,))
+    head.gpipe_score(TranslationLoss(0.0), (states,), (labels,))
     assert seen == [(WORDS, 6, CPU_LOGITS_BYTES), (WORDS, 6, 12_345)]

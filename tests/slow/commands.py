@@ -26,17 +26,6 @@ SMALL_LM = (
     "text.corpus=django text.vocabulary=300 text.length=16 model.layers=2 model.width=16 model.heads=2 "
     "model.feed_forward=32 train.batch_sequences=4 train.steps=4"
 )
-SWEEP = '''
-from functools import partial
-from suite import SweepRun, SweepSpec
-from digits import digits
-
-
-def rates() -> SweepSpec:
-    """Two learning rates."""
-    rates = (1e-3, 1e-2)
-    return SweepSpec(runs=[SweepRun(f"rate {rate:g}", digits, f"optimizer.learning_rate={rate}") for rate in rates])
-'''
 
 
 class Example(NamedTuple):
@@ -68,7 +57,6 @@ EXAMPLES = [
     Example("generate", ("LM", "The file", "--tokens", "4")),
     Example("check", ("digits.py:digits", "--steps", "1"), "same training as plain PyTorch"),
     Example("diff", ("digits.py:digits", "--a", "plain", "--b", "pipeline.stages=2"), "tensors"),
-    Example("sweep", ("rates.py:rates", "--launcher", "local"), "report:"),
     Example("bench", ("feed",), "tokens/s"),
     Example("gpu-check", ("--device", "cpu", "--minutes", "0.1"), "gradients"),
     Example("doctor", ("--address", "ADDRESS", "--storage", "storage"), "ok"),
@@ -88,7 +76,6 @@ EXAMPLES = [
 def outcomes(folder: Path) -> Iterator[tuple[Example, float, int, str]]:
     """Runs the examples in a folder; yields each with its seconds, its exit code and what it printed."""
     (folder / "digits.py").write_text((ROOT / "examples/digits.py").read_text())
-    (folder / "rates.py").write_text(SWEEP)
     head = Head(folder)
     try:
         head.wait()

@@ -152,7 +152,7 @@ class TranslationWork(BenchWorkload):
         with meta_device():
             layers = transformer_layers(self.model)
         for layer in layers:
-            layer.tied = {}  # type: ignore[assignment]
+            layer.gpipe_ties = {}  # type: ignore[assignment]
         return layers, TranslationLoss(self.model.label_smoothing)
 
     def full_batch(self) -> tuple[Tensors, Tensor]:

@@ -7,11 +7,11 @@ and masks may be among them) and returns the inputs of the next one. It also has
 
 ``reset_parameters()``
     initialises all parameters and buffers from the current random state, so a stage materializes only its layers;
-``tied`` (optional)
+``gpipe_ties`` (optional)
     ``{parameter name: tie}``: parameters with the same tie, in any layers, are one parameter to the optimizer;
-``score(loss, inputs, targets)`` (optional, of the last layer)
+``gpipe_score(loss, inputs, targets)`` (optional, of the last layer)
     returns the same as ``loss(*layer(*inputs), *targets)`` with less memory;
-``pops``, ``stashes`` (optional)
+``gpipe_pops``, ``gpipe_stashes`` (optional)
     names of skips: tensors that bypass layers, see ``suite.pipeline.runtime.skip``;
 ``prefill(*inputs)``, ``decode_step(cache, *inputs)`` (optional, of the last layers of a model that generates text)
     forward on the first positions, and on one more, see ``suite.decoding.kv_cache``.
@@ -26,10 +26,10 @@ loss with ``metric_count`` above 1 returns so many metrics as one tensor.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +37,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from suite.errors import SettingError
+from suite.pipeline.model.layer_copy import copied
 from suite.pipeline.model.rng import seeded
 
 Tensors = tuple[Tensor, ...]
@@ -49,17 +50,28 @@ def as_tuple(value: Tensor | Tensors) -> Tensors:
 
 def loss_of(layer: nn.Module, loss: nn.Module, inputs: Tensors, targets: Tensors) -> Tensors:
     """Runs the last layer and the loss; returns (objective, metric)."""
-    score = getattr(layer, "score", None)
+    score = getattr(layer, "gpipe_score", None)
     found: Tensors = score(loss, inputs, targets) if score else loss(*as_tuple(layer(*inputs)), *targets)
     return found
 
 
 def ties_of(layer: nn.Module) -> dict[str, str]:
     """Returns ``{parameter name: tie}`` of one layer; empty when it shares none."""
-    return dict(getattr(layer, "tied", {}))
+    return dict(getattr(layer, "gpipe_ties", {}))
 
 
-_NOT_FUNCTION = {*vars(nn.Module()), "training", "tied", "pops", "stashes", "reset_parameters"}
+ORIGINAL = "gpipe_original"
+"""The attribute by which a layer without values names the one that it was copied from (``Original``)."""
+
+_NOT_FUNCTION = {
+    *vars(nn.Module()),
+    "training",
+    "gpipe_ties",
+    "gpipe_pops",
+    "gpipe_stashes",
+    "reset_parameters",
+    ORIGINAL,
+}
 
 
 def structure_key(layer: nn.Module) -> Hashable:
@@ -68,14 +80,14 @@ def structure_key(layer: nn.Module) -> Hashable:
     It consists of the class, plain attributes, shapes of parameters and buffers, and which parameters are frozen, of
     the layer and all its submodules. Other attributes count by identity, so different layers never get equal keys.
 
-    A layer's author may know better: a ``layer_structure``, any hashable value, replaces the attributes of a layer and
+    A layer's author may know better: a ``gpipe_structure``, any hashable value, replaces the attributes of a layer and
     its submodules, such as a block's index or a configuration. The rest still counts.
     """
-    declared = getattr(layer, "layer_structure", None)
+    declared = getattr(layer, "gpipe_structure", None)
     recurse = declared is not None
     named = itertools.chain(layer.named_parameters(recurse=recurse), layer.named_buffers(recurse=recurse))
     tensors = tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in named)
-    skips = tuple(len(getattr(layer, names, ())) for names in ("pops", "stashes"))
+    skips = tuple(len(getattr(layer, names, ())) for names in ("gpipe_pops", "gpipe_stashes"))
     if declared is not None:
         return type(layer), skips, tensors, declared
     attributes = tuple(
@@ -163,9 +175,40 @@ class _NoInitialValues(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+class Original:
+    """A user's layer, with its values. Copies of the layer without values share it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __deepcopy__(self, memo: object) -> Original:
+        return self
+
+
+def without_values(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Returns a copy of a user's layer on the meta device, from which ``materialize`` makes copies of the layer itself.
+    ``memo`` is that of ``copy.deepcopy``."""
+    bare = copied(layer, lambda tensor: tensor.to("meta"), memo)
+    vars(bare)[ORIGINAL] = Original(layer)
+    return bare
+
+
 def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
-    """Returns a copy of a meta-device layer on ``device`` with initial values that depend only on ``seed``."""
-    layer = copy.deepcopy(layer).to_empty(device=device)
+    """Returns a copy of a meta-device layer on ``device``: with the values of a user's layer or, for one built on the
+    meta device, with initial values that depend only on ``seed``."""
+    original = vars(layer).get(ORIGINAL)
+    if original is not None:
+        return copied(original.layer, lambda tensor: tensor.to(device, copy=True))
+    layer = copied(layer, partial(torch.empty_like, device=device))
     with seeded(seed, device):
-        layer.reset_parameters()  # type: ignore[operator]
+        reset_all(layer)
     return layer
+
+
+def reset_all(module: nn.Module) -> None:
+    """Calls the topmost ``reset_parameters`` of each branch: one initialises all that is below it."""
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()  # type: ignore[operator]
+        return
+    for child in module.children():
+        reset_all(child)

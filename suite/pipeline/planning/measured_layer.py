@@ -83,7 +83,7 @@ class MeasuredLayer:
     def defers(self) -> bool:
         """Whether it defers weight gradients."""
         return self._stage.defers_weight_grads and any(
-            hasattr(module, "grad_queue") for module in self._stage.layers.modules()
+            hasattr(module, "gpipe_grad_queue") for module in self._stage.layers.modules()
         )
 
     def seconds(

@@ -44,9 +44,10 @@ class Shards:
     (DeepSpeed's ``partition_size``). The last shard may be shorter."""
 
     def slices(self, parameters: Iterable[nn.Parameter]) -> list[tuple[int, int]]:
-        """Returns (replica, values) for each slice of these parameters' values that is in one shard, in order."""
+        """Returns (replica, values) for each slice of these parameters' values that is in one shard, in order. A
+        parameter without values has no place."""
         slices: list[tuple[int, int]] = []
-        for parameter in parameters:
+        for parameter in (parameter for parameter in parameters if parameter.numel()):
             at, size = self.places[id(parameter)]
             end = at + parameter.numel()
             while at < end:

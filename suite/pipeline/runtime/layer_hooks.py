@@ -28,8 +28,8 @@ class Place:
     layer: int
     layer_type: str
     what: str
-    """Such as "output 0", "gradient of weight", "loss 0", or "loss of parts 0" where ``score`` computes it, in parts
-    whose number depends on the memory."""
+    """Such as "output 0", "gradient of weight", "loss 0", or "loss of parts 0" where ``gpipe_score`` computes it, in
+    parts whose number depends on the memory."""
 
     @property
     def is_backward(self) -> bool:
@@ -57,14 +57,14 @@ def _install_hooks(
         name = type(layer).__name__
         hooked = partial(_with_hooks, index, name, watch)
         yield layer.register_forward_pre_hook(hooked, prepend=True).remove
-        if loss is not None and index == max(layers) and hasattr(layer, "score"):
+        if loss is not None and index == max(layers) and hasattr(layer, "gpipe_score"):
             yield _hook_score(layer, partial(hooked, layer), _on_outputs(index, name, "loss of parts", watch))
         yield layer.register_forward_hook(_on_outputs(index, name, "output", watch)).remove
         for part, parameter in layer.named_parameters():
             if parameter.requires_grad:  # a frozen one gets no gradient
                 yield parameter.register_hook(_on_gradient(Place(index, name, f"gradient of {part}"), watch)).remove
     last, layer = list(layers.items())[-1]
-    if loss is not None and not hasattr(layer, "score"):
+    if loss is not None and not hasattr(layer, "gpipe_score"):
         yield loss.register_forward_hook(_on_outputs(last, type(layer).__name__, "loss", watch)).remove
 
 
@@ -84,17 +84,17 @@ def _hook_score(
     hooked: Callable[[tuple[Any, ...]], tuple[Any, ...]],
     on_outputs: Callable[[nn.Module, Any, Any], None],
 ) -> Callable[[], object]:
-    """Passes a last layer's ``score``, which replaces its ``forward``, inputs with hooks, and its results on; returns
-    how to undo it."""
-    score = cast(Callable[..., Any], layer.score)
+    """Passes a last layer's ``gpipe_score``, which replaces its ``forward``, inputs with hooks, and its results on;
+    returns how to undo it."""
+    score = cast(Callable[..., Any], layer.gpipe_score)
 
     def hooked_score(loss: nn.Module, inputs: tuple[Any, ...], targets: tuple[Any, ...]) -> Any:
         results = score(loss, hooked(inputs), targets)
         on_outputs(layer, inputs, results)
         return results
 
-    layer.__dict__["score"] = hooked_score
-    return lambda: layer.__dict__.pop("score")
+    layer.__dict__["gpipe_score"] = hooked_score
+    return lambda: layer.__dict__.pop("gpipe_score")
 
 
 def _on_gradient(place: Place, watch: Watch) -> Callable[[Tensor | None], None]:

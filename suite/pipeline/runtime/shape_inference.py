@@ -5,7 +5,6 @@ Results are cached by layer structure and input specs: of a stack of equal layer
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from suite.pipeline.model.layer_copy import copied
 from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, OpenSkip, TensorSpec, to_bf16
 from suite.pipeline.runtime.skip import pops_of, stashes_of
@@ -57,13 +57,14 @@ class ShapeInference:
 
 
 def _run(layer: nn.Module, main: Boundary, popped: Boundary, bf16: bool) -> tuple[Boundary, tuple[OpenSkip, ...]]:
-    """Runs one layer; returns the next one's inputs, and the stashed skips without names.
+    """Runs a copy of one layer, because a forward may change it; returns the next one's inputs, and the stashed skips
+    without names.
 
     The meta device has no autocast. So a layer in bf16 is copied to fake tensors of the CPU, whose types are those of
     the CPU's autocast.
     """
     if not bf16:
-        return _run_on(torch.device("meta"), layer, (*main, *popped))
+        return _run_on(torch.device("meta"), copied(layer, torch.empty_like), (*main, *popped))
     torch.autocast_increment_nesting()  # an outermost context would free, at its end, the casts of all threads
     try:
         with fake_copy(layer) as own, torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
@@ -91,15 +92,9 @@ def _run_on(
 
 @contextmanager
 def fake_copy(layer: nn.Module) -> Iterator[nn.Module]:
-    """A context of fake tensors on the CPU, and a copy of a meta-device layer with such parameters and buffers."""
-    own = copy.deepcopy(layer)  # outside the mode, under which a buffer cannot be copied
+    """A context of fake tensors on the CPU, and a copy of a meta-device layer with such tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        for module in own.modules():
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
-                setattr(module, name, nn.Parameter(empty, parameter.requires_grad))
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu"))
+        own = copied(layer, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"))
         own.train()
         yield own
 

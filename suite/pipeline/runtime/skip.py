@@ -1,8 +1,10 @@
 """Skips: tensors that bypass the layers between the one that stashes them and the one that pops them.
 
-    layer 0      layer 1      layer 2      layer 3        A layer with ``stashes = ("a",)`` returns a's tensor after its
-    stashes a -----------------> pops a                   own outputs; one with ``pops = ("a",)`` gets it after its own
-                 stashes b -----------------> pops b      inputs. Each name has one stash and one later pop.
+    layer 0      layer 1      layer 2      layer 3
+    stashes a -----------------> pops a                   ``gpipe_stashes = ("a",)``: returns a after its own outputs
+                 stashes b -----------------> pops b      ``gpipe_pops = ("a",)``: takes a after its own inputs
+
+Each name has one stash and one later pop.
 
 A skip goes directly from the stashing stage to the popping one, not through the stages between (as in torchgpipe). If
 it is the same tensor as an output that the next stage gets anyway, it is sent once. Between two cells of one stage it
@@ -31,12 +33,12 @@ Stash = dict[str, Tensor]
 
 def pops_of(layer: nn.Module) -> tuple[str, ...]:
     """Returns the names of the skips that a layer pops, in the order of its last arguments."""
-    return tuple(getattr(layer, "pops", ()))
+    return tuple(getattr(layer, "gpipe_pops", ()))
 
 
 def stashes_of(layer: nn.Module) -> tuple[str, ...]:
     """Returns the names of the skips that a layer stashes, in the order of its last outputs."""
-    return tuple(getattr(layer, "stashes", ()))
+    return tuple(getattr(layer, "gpipe_stashes", ()))
 
 
 def call(layer: nn.Module, tensors: Tensors, stash: Stash, bf16: bool = False) -> Tensors:

@@ -5,8 +5,8 @@
 
 Nothing is computed twice, because the two products are independent. This module splits ``nn.Linear``, which holds most
 weights of a Transformer, unless its weight is frozen: then nothing is left for ``W``. Any other module can take part:
-it has an attribute ``grad_queue``, which is None unless gradients are deferred; then its backward appends calls to it
-that add them to ``.grad`` of its parameters. All other modules compute their weight gradients in ``I``.
+it has an attribute ``gpipe_grad_queue``, which is None unless gradients are deferred; then its backward appends calls
+to it that add them to ``.grad`` of its parameters. All other modules compute their weight gradients in ``I``.
 
     under autocast     dW = bf16(dy' x), .grad += fp32(dW)     rounds each micro-batch's part, 20 bytes a parameter
     here, on a GPU     .grad = .grad + dy' x                   rounds no part, 8 bytes a parameter
@@ -46,19 +46,24 @@ def with_deferrable_linears(layer: nn.Module) -> nn.Module:
     """Returns the layer after making each linear module in it whose weight is not frozen a ``DeferrableLinear`` of the
     same values."""
     for module in layer.modules():
-        if type(module) is nn.Linear and module.weight.requires_grad:
+        if type(module) is nn.Linear and module.weight.requires_grad and not _has_hooks(module):
             module.__class__ = DeferrableLinear
             linear = cast(DeferrableLinear, module)
-            linear.grad_queue, linear.keeps_cast, linear.kept_cast = None, False, None
+            linear.gpipe_grad_queue, linear.keeps_cast, linear.kept_cast = None, False, None
             linear.adds_to_grad, linear.splits = False, True
     return layer
+
+
+def _has_hooks(linear: nn.Linear) -> bool:
+    """Whether hooks wait for the gradient of a parameter: autograd calls them, a deferred gradient does not."""
+    return any(parameter._backward_hooks for parameter in linear.parameters())
 
 
 class WeightGradStore:
     """The modules of one cell that can defer gradients."""
 
     def __init__(self, cell: nn.Module) -> None:
-        self._modules: list[Any] = [module for module in cell.modules() if hasattr(module, "grad_queue")]
+        self._modules: list[Any] = [module for module in cell.modules() if hasattr(module, "gpipe_grad_queue")]
         self._linears = [module for module in self._modules if isinstance(module, DeferrableLinear)]
         self._parameters = list(cell.parameters())
         self._splits = True
@@ -92,12 +97,12 @@ class WeightGradStore:
         """Runs a backward and returns the gradients that it deferred."""
         deferred: DeferredGrads = []
         for module in self._modules:
-            module.grad_queue = _ModuleQueue(module, deferred)
+            module.gpipe_grad_queue = _ModuleQueue(module, deferred)
         try:
             backward()
         finally:
             for module in self._modules:
-                module.grad_queue = None
+                module.gpipe_grad_queue = None
         return deferred
 
     def apply(self, deferred: DeferredGrads) -> Iterator[nn.Parameter]:
@@ -128,7 +133,7 @@ class _ModuleQueue:
 class DeferrableLinear(nn.Linear):
     """``nn.Linear`` that can defer its gradients. Its weight is not frozen, its bias may be."""
 
-    grad_queue: _ModuleQueue | None
+    gpipe_grad_queue: _ModuleQueue | None
     adds_to_grad: bool
     """Whether a backward runs whose products add to ``.grad``."""
     splits: bool
@@ -151,7 +156,7 @@ class DeferrableLinear(nn.Linear):
         dtype = torch.get_autocast_dtype(x.device.type) if is_mixed else x.dtype  # of the product
         if not torch.is_grad_enabled():  # without keeps_cast, as in decoding, autocast keeps the cast
             return F.linear(x, *(self.values_in(dtype) if self.keeps_cast else (self.weight, self.bias)))
-        if not self.splits and dtype == self.weight.dtype:
+        if torch._C._are_functorch_transforms_active() or (not self.splits and dtype == self.weight.dtype):
             return F.linear(x, self.weight, self.bias)
         rows: Tensor = _DeferrableLinear.apply(x.reshape(-1, self.in_features).to(dtype), self.weight, self.bias, self)
         # rows stay rows: what changes a view in place, such as a clip of the logits, copies its gradient twice
@@ -178,8 +183,8 @@ class _DeferrableLinear(torch.autograd.Function):
         if torch.is_grad_enabled():  # this gradient will be differentiated, so it depends on the weight itself
             factor = weight.to(x.dtype)
         input_grad = gradient @ factor if needs_x else None
-        if module.grad_queue is not None:
-            module.grad_queue.append(lambda: _add(module, x, gradient))
+        if module.gpipe_grad_queue is not None:
+            module.gpipe_grad_queue.append(lambda: _add(module, x, gradient))
             return input_grad, None, None, None
         bias_grad = gradient.sum(0).to(bias.dtype) if needs_bias else None
         total = None

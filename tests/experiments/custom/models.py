@@ -166,7 +166,7 @@ def lstm_stack():
 class Down(nn.Module):
     def __init__(self, channels, width, name):
         super().__init__()
-        self.convolution, self.stashes = nn.Conv2d(channels, width, 3, padding=1), (name,)
+        self.convolution, self.gpipe_stashes = nn.Conv2d(channels, width, 3, padding=1), (name,)
 
     def forward(self, x):
         x = self.convolution(x).relu()
@@ -176,7 +176,7 @@ class Down(nn.Module):
 class Up(nn.Module):
     def __init__(self, channels, width, name):
         super().__init__()
-        self.convolution, self.pops = nn.Conv2d(channels, width, 3, padding=1), (name,)
+        self.convolution, self.gpipe_pops = nn.Conv2d(channels, width, 3, padding=1), (name,)
 
     def forward(self, x, skip):
         x = nn.functional.interpolate(x, scale_factor=2)

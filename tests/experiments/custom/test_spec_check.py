@@ -46,12 +46,12 @@ def spec(layers, **fields):
                                                       "pipeline.replicas trains copies; give the module itself"),
         ([nn.LazyLinear(3)], "layer 0 (LazyLinear) has a LazyLinear without shapes; give its sizes, or run the model "
                              "once yourself"),
-        ([with_names(stashes="skip")], "layer 0 (Linear) has stashes = 'skip'; write a tuple of names, such as "
-                                       'stashes = ("skip",)'),
-        ([with_names(pops=(1,))], "layer 0 (Linear) has pops = (1,); write a tuple of names, such as pops = "
-                                  '("skip",)'),
-        ([with_names(pops=("a",))], "the layers' skips do not match: a is popped by layer 0 and stashed by none; each "
-                                    "name needs one layer that stashes it and a later one that pops it"),
+        ([with_names(gpipe_stashes="skip")], "layer 0 (Linear) has gpipe_stashes = 'skip'; write a tuple of names, "
+                                             'such as gpipe_stashes = ("skip",)'),
+        ([with_names(gpipe_pops=(1,))], "layer 0 (Linear) has gpipe_pops = (1,); write a tuple of names, such as "
+                                        'gpipe_pops = ("skip",)'),
+        ([with_names(gpipe_pops=("a",))], "the layers' skips do not match: a is popped by layer 0 and stashed by none; "
+                                          "each name needs one layer that stashes it and a later one that pops it"),
     ],
 )  # fmt: skip
 def test_layers_that_are_none_are_named(layers, said):

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.custom_sweeps import find_sweep
 from experiments.registry import find, read_experiment
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
 from experiments.sweeps.members.multilingual import MODELS, baseline, model
 from experiments.sweeps.members.scales import SWEEPS as RULES
 from experiments.sweeps.members.tuning import SETTINGS
-from experiments.sweeps.registry import SWEEPS, find_scale
+from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB

@@ -11,7 +11,7 @@ from launch.diff import check as checking
 from launch.diff import plain_training, short_training
 from suite.settings import PipelineSettings
 from tests.launch.command_line import call, refusal
-from tests.launch.diff import test_shortening as wide_models
+from tests.launch.diff import test_short_training as wide_models
 from tests.launch.diff.test_diff import Remembers, spec
 
 
@@ -100,22 +100,6 @@ def test_what_no_pipeline_can_train_is_refused(tmp_path, name, parts):
 
 
 @pytest.mark.slow
-def test_a_model_that_is_too_large_for_one_process_is_checked_with_fewer_equal_layers(tmp_path, monkeypatch):
-    machine = Cluster(2, 12 << 20, "cpu")
-    monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
-    monkeypatch.setattr(short_training, "this_machine", lambda: machine)
-    monkeypatch.setattr(checking, "_shapes", lambda *_: ([PipelineSettings(replicas=2, micro_batches=2)], []))
-    settings = ("--set", "pipeline.layers_per_cell=20,20 pipeline.stages=2")
-    code, out, errors = call("check", f"{wide_models.__file__}:wide", "--steps", "1", *settings, folder=tmp_path)
-    assert (code, errors) == (0, ""), out
-    assert " GiB and there are 0.0; looking for how many of its equal layers fit\n" in out
-    most = int(re.search("of equal layers in a row the first (.+) are kept", out)[1])
-    assert f"\n{most + 2} layers, 1 steps of 4 micro-batches\n" in out
-    assert f"not tried: as set, because {most + 2} layers are left\n" in out
-    assert out.endswith(f" are the same training as plain PyTorch, with {most + 2} of the model's 40 layers\n")
-
-
-@pytest.mark.slow
 def test_a_pipeline_that_lacks_memory_is_not_tried(tmp_path, monkeypatch):
     machine = Cluster(2, 35 << 20, "cpu")
     monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
@@ -129,12 +113,11 @@ def test_a_pipeline_that_lacks_memory_is_not_tried(tmp_path, monkeypatch):
     assert "  stages=2: same " in out
 
 
-def test_a_check_without_a_pipeline_that_fits_is_refused(tmp_path, monkeypatch):
-    machine = Cluster(2, 21 << 20, "cpu")
+def test_a_model_too_large_for_one_process_is_refused_with_numbers(tmp_path, monkeypatch):
+    machine = Cluster(2, 10 << 20, "cpu")
     monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
-    monkeypatch.setattr(short_training, "this_machine", lambda: machine)
     found = refusal("check", f"{wide_models.__file__}:wide", "--steps", "1", folder=tmp_path)
-    assert "none of the pipelines fits this machine; use a machine with more memory" in found
+    assert "GiB and there are 0.0; use a machine with more memory, or compare a model with fewer layers" in found
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

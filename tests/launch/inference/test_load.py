@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from suite import TrainSpec
 
 class Embed(nn.Module):
-    stashes = ("ids",)
+    gpipe_stashes = ("ids",)
     def __init__(self, table):
         super().__init__()
         self.table = table
@@ -34,7 +34,7 @@ class Norm(nn.Module):
         return torch.tanh(self.inner(x.mT[..., None])[..., 0].mT)
 
 class Mix(nn.Module):
-    pops = ("ids",)
+    gpipe_pops = ("ids",)
     def forward(self, x, ids):
         return x + ids[..., None] / 100
 

@@ -62,7 +62,7 @@ class SquaresExperiment(Experiment):
     train: Settings
 
     @property
-    def whole_length(self) -> int:
+    def list_length(self) -> int:
         return 3
 
     @property
@@ -77,7 +77,7 @@ class SquaresExperiment(Experiment):
     def min_rows(self) -> int:
         return self.batch
 
-    def build_whole(self):
+    def build(self):
         with torch.device("meta"):
             return [Hidden(WIDTH, 16), Hidden(16, 16), nn.Linear(16, WIDTH)], Loss()
 

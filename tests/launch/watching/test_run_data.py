@@ -208,7 +208,6 @@ scale = "laptop"
 task = "custom"
 source = "{source}"
 layer_count = 2
-kept_layers = [0, 1]
 pipeline = {{stages = 1}}
 optimizer = {{}}
 train = {{steps = 2}}

@@ -72,7 +72,7 @@ class Mixing(nn.Module):
         self, pops: tuple[str, ...], stashes: tuple[str, ...], kinds: tuple[str, ...], second: str | None
     ) -> None:
         super().__init__()
-        self.pops, self.stashes, self.kinds, self.second = pops, stashes, kinds, second
+        self.gpipe_pops, self.gpipe_stashes, self.kinds, self.second = pops, stashes, kinds, second
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.scale = nn.Parameter(torch.empty(WIDTH))
 

@@ -9,7 +9,7 @@ WIDTH = 4
 class Enter(nn.Module):
     """Images (batch, 2, 3, 3) -> (batch, WIDTH, 3, 3); gives its output, that squashed, the signs, idle ones."""
 
-    stashes = ("output 0", "far", "signs", "idle")
+    gpipe_stashes = ("output 0", "far", "signs", "idle")
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Middle(nn.Module):
 
     def __init__(self, pops: tuple[str, ...] = (), stashes: tuple[str, ...] = ()) -> None:
         super().__init__()
-        self.pops, self.stashes = pops, stashes
+        self.gpipe_pops, self.gpipe_stashes = pops, stashes
         self.convolution = nn.Conv2d(WIDTH, WIDTH, 1)
         self.norm = nn.BatchNorm2d(WIDTH, momentum=0.3)
 
@@ -48,13 +48,13 @@ class Middle(nn.Module):
                 x = x * (1 + 0.1 * skip)
         out = torch.relu(self.norm(self.convolution(x)))
         out = nn.functional.dropout(out, 0.2, self.training) + x
-        return (out, *[out for _ in self.stashes])
+        return (out, *[out for _ in self.gpipe_stashes])
 
 
 class Leave(nn.Module):
     """(batch, WIDTH, 3, 3) -> scores (batch, 3)."""
 
-    pops = ("far",)
+    gpipe_pops = ("far",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ class Enter(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.empty(WORDS, WIDTH))
         self.idle = nn.Parameter(torch.empty(WIDTH))
-        self.tied = {"table": "words"}
+        self.gpipe_ties = {"table": "words"}
 
     def reset_parameters(self):
         nn.init.normal_(self.table)
@@ -45,7 +45,7 @@ class Middle(Block):
     def __init__(self):
         super().__init__()
         self.table = nn.Parameter(torch.empty(WORDS, WIDTH))
-        self.tied = {"table": "words"}
+        self.gpipe_ties = {"table": "words"}
 
     def reset_parameters(self):
         super().reset_parameters()

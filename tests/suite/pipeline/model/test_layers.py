@@ -76,12 +76,12 @@ def test_a_declared_structure_replaces_attributes_and_nothing_else():
     class Indexed(nn.Module):
         def __init__(self, index, width=3, structure="block"):
             super().__init__()
-            self.index, self.config, self.linear, self.layer_structure = index, [], nn.Linear(width, 3), structure
+            self.index, self.config, self.linear, self.gpipe_structure = index, [], nn.Linear(width, 3), structure
 
     assert structure_key(Indexed(0)) == structure_key(Indexed(1))
     frozen, popping = Indexed(1), Indexed(1)
     frozen.linear.weight.requires_grad_(False)
-    popping.pops = ("skip",)
+    popping.gpipe_pops = ("skip",)
     others = [Indexed(0), Indexed(0, width=4), Indexed(0, structure="other"), frozen, popping, nn.Linear(3, 3)]
     assert len({structure_key(layer) for layer in others}) == len(others)
     undeclared = [Indexed(0, structure=None), Indexed(1, structure=None)]

@@ -23,11 +23,11 @@ class Part(nn.Module):
 
     def __init__(self, pops=(), stashes=(), apart=False):
         super().__init__()
-        self.pops, self.stashes, self.apart = pops, stashes, apart
+        self.gpipe_pops, self.gpipe_stashes, self.apart = pops, stashes, apart
 
     def forward(self, x, *skips):
         out = x + sum(skip * (at + 2) for at, skip in enumerate(skips))
-        return (out, *[out * 2 if self.apart else out for _ in self.stashes])
+        return (out, *[out * 2 if self.apart else out for _ in self.gpipe_stashes])
 
 
 def test_skips_are_found_in_the_order_in_which_they_are_taken():

@@ -1,0 +1,51 @@
+"""A model too large for one process, or for a pipeline that ``gpipe check`` would try."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from experiments.base.cluster import Cluster
+from experiments.custom.experiment import find_custom
+from launch.diff import plain_training, short_training
+from suite import TrainSpec
+from suite.settings import PipelineSettings
+
+TWO = PipelineSettings(replicas=2, micro_batches=2)
+
+
+def wide(layers=40):
+    """Its weights, gradients and optimizer take a MiB a layer."""
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(3))
+    middle = [nn.Linear(256, 256) for _ in range(layers - 2)]
+    return TrainSpec(
+        layers=[nn.Linear(256, 256, bias=False), *middle, nn.Linear(256, 256, bias=False)], loss=nn.MSELoss(),
+        train=list(zip(x, x, strict=True)), batch_size=8, micro_batches=4,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets the memory of two cores in MiB."""
+
+    def set_memory(mib):
+        for module in (plain_training, short_training):
+            monkeypatch.setattr(module, "this_machine", lambda: Cluster(2, (mib << 20) // 2, "cpu"))
+
+    return set_memory
+
+
+def test_what_a_pipeline_lacks_is_said_if_it_is_memory(machine):
+    machine(42)
+    experiment = find_custom(f"{__file__}:wide")
+    assert re.search(r"needs 0\.0\d GiB", short_training.memory_fault(experiment.with_pipeline(TWO)))
+    machine(200)
+    assert short_training.memory_fault(experiment.with_pipeline(TWO)) == ""
+
+
+def test_a_fault_that_no_memory_helps_is_none_of_memory(machine):
+    machine(24)
+    too_many = find_custom(f"{__file__}:wide").with_pipeline(PipelineSettings(micro_batches=9))
+    assert "9 micro-batches" in short_training._fault(too_many, short_training.shared_devices())
+    assert short_training.memory_fault(too_many) == ""
