@@ -69,7 +69,7 @@ def half() -> TrainSpec:
 class Stashing(Block):
     """A block whose input the last layer takes, too."""
 
-    stashes = ("first",)
+    stashes = gpipe_stashes = ("first",)  # the name before, and now
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(rows, width) -> two of them."""
@@ -79,7 +79,7 @@ class Stashing(Block):
 class Popping(nn.Module):
     """Classes of the sum of two inputs."""
 
-    pops = ("first",)
+    pops = gpipe_pops = ("first",)
 
     def __init__(self) -> None:
         super().__init__()
