@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +20,8 @@ from experiments.custom.source import CustomSource
 from experiments.custom.spec_model import build, first_batch, layer_errors, update_factors
 from suite.errors import SettingError, SuiteError
 from suite.log import Log
-from suite.pipeline.model.layers import Tensors, reset_all
+from suite.pipeline.model.layer_copy import copied
+from suite.pipeline.model.layers import Tensors, empty_on, reset_all
 from suite.pipeline.model.microbatch import even_split_sizes
 from suite.pipeline.model.rng import initial_seed, seeded
 from suite.pipeline.model.topology import RankCoord
@@ -155,15 +157,17 @@ class CustomExperiment(Experiment):
         return layers, loss
 
     def own_layers(self, device: torch.device) -> list[nn.Module]:
-        """Nothing is done to them that a script would not do."""
-        layers = made_spec(self.source, self.train.seed).layers
-        for index, layer in enumerate(layers):
-            if any(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())):
-                layer.to_empty(device=device)
-                with seeded(initial_seed(self.train.seed, index), device):
+        """Returns the function's own objects; those on the meta device get values, the first of shared ones last."""
+        layers = list(made_spec(self.source, self.train.seed).layers)
+        tensors = [(*layer.parameters(), *layer.buffers()) for layer in layers]
+        bare = [at for at, several in enumerate(tensors) if any(tensor.is_meta for tensor in several)]
+        if bare:
+            made = copied(nn.ModuleList(layers[at] for at in bare), partial(empty_on, device))
+            for at, layer in reversed([*zip(bare, made, strict=True)]):  # type: ignore[call-overload]
+                layers[at] = layer
+                with seeded(initial_seed(self.train.seed, at), device):
                     reset_all(layer)
-            layer.to(device)
-        return list(layers)
+        return [layer.to(device) for layer in layers]
 
 
 class StepHook:

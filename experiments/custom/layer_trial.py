@@ -11,7 +11,6 @@ on fake tensors         no value decides what is computed, because costs are cou
 
 from __future__ import annotations
 
-import copy
 import io
 import pickle
 import random
@@ -25,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.errors import typed_line
 from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, copies_of_buffers, replaced
+from suite.pipeline.model.layer_copy import copied
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.model.rng import seeded
 
@@ -49,7 +49,7 @@ def trial_error(layer: nn.Module, inputs: Tensors) -> str:
 
 def _trial_error(layer: nn.Module, inputs: Tensors) -> str:
     layer.train()
-    fresh, attributes = copy.deepcopy(layer), attributes_of(layer)
+    fresh, attributes = copied(layer, torch.clone), attributes_of(layer)
     before: Values = []
     parameters = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
     with torch.no_grad(), ChangingBuffers(layer).recorded(before):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.custom.layer_trial import SEED, described, error_on_fakes, trial_error
+from experiments.custom.layer_trial import SEED, described, error_on_fakes, same_bits, trial_error
 from suite.device import one_thread
 from suite.errors import SettingError, typed_line
 from suite.pipeline.model.batchnorm import by_micro_batch
@@ -63,7 +63,7 @@ def on_meta(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """
     tensors = [*layer.parameters(), *layer.buffers()]
     count = sum(tensor.is_meta for tensor in tensors)
-    if count:
+    if count or any(isinstance(value, Tensor) and value.is_meta for _, value in held(layer)):
         if count < len(tensors):
             raise SettingError(f"{type(layer).__name__} has {count} of {len(tensors)} tensors on the meta device")
         return layer
@@ -99,6 +99,7 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
     So a user reads of a wrong layer before any worker starts. Of equal layers without skips only the first runs, and
     stands for the others with its outputs.
     """
+    shared = _shared_buffers(layers)
     stash: Stash = {}
     meta_stash: Stash = {}
     tried: dict[Hashable, Tensors] = {}
@@ -136,6 +137,8 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
                 "that returns a new tensor (for modules of torch inplace=False)"
             ]
         check.remove()
+        if parted := [buffer for buffer in _changed_buffers(layer, real) if f"{index}.{buffer}" in shared]:
+            return [f"{name} changes its buffer {parted[0]}, which another layer has too; give each its own"]
         failure = trial_error(unused, taken_tensors)
         if failure:  # again, because sums of several threads may be in another order on a busy machine
             with one_thread():
@@ -150,6 +153,25 @@ def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tens
     return _loss_errors(loss, tensors, targets)
 
 
+def _shared_buffers(layers: Sequence[nn.Module]) -> set[str]:
+    """Returns the buffers that several layers have, such as ``0.running_mean``."""
+    owners: dict[int, list[str]] = {}
+    for index, layer in enumerate(layers):
+        original = vars(layer).get(ORIGINAL)
+        for name, buffer in (layer if original is None else original.layer).named_buffers():
+            owners.setdefault(id(buffer), []).append(f"{index}.{name}")
+    return {name for names in owners.values() if len(names) > 1 for name in names}
+
+
+def _changed_buffers(layer: nn.Module, real: nn.Module) -> Iterator[str]:
+    """Yields the buffers of a layer that its forward has changed, or changes once a step (BatchNorm)."""
+    before = dict(_initialised(layer).named_buffers())
+    norms = {f"{name}." for name, module in real.named_modules() if isinstance(module, nn.BatchNorm2d)}
+    for name, buffer in real.named_buffers():
+        if not same_bits(buffer, before[name]) or f"{name.rpartition('.')[0]}." in norms:
+            yield name
+
+
 def _initialised(layer: nn.Module) -> nn.Module:
     """Returns the layer with its values. Raises SettingError naming a tensor that nothing initialises."""
     if ORIGINAL in vars(layer):
@@ -158,17 +180,21 @@ def _initialised(layer: nn.Module) -> nn.Module:
             if tensor.is_floating_point() and tensor.numel() and tensor.isnan().all():
                 raise SettingError(f"its {name} is not a number; it must be built with values")
         return real
-    ones, zeros = (copied(layer, partial(torch.full_like, fill_value=value, device=CPU)) for value in (1, 0))
+    ones, zeros = (copied(layer, partial(_filled, value)) for value in (1, 0))
     for real in (ones, zeros):
         with seeded(SEED, CPU), torch.no_grad():
             reset_all(real)
     for (path, one), (_, zero) in zip(held(ones), held(zeros), strict=True):
-        if isinstance(one, Tensor) and isinstance(zero, Tensor) and bool(((one == 1) & (zero == 0)).any()):
+        if isinstance(one, Tensor) and isinstance(zero, Tensor) and not same_bits(one, zero):
             raise SettingError(
                 f"its {path.lstrip('.')} has no values: a layer on the meta device needs a reset_parameters that "
                 "initialises all its parameters and buffers; or build it with values"
             )
     return ones
+
+
+def _filled(value: float, tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, value, device=CPU) if tensor.is_meta else tensor.clone()
 
 
 def _parameter_error(layer: nn.Module) -> str:

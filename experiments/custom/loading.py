@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from experiments.custom.held_tensors import check_held
 from experiments.custom.own_imports import ROOT, check_names, search_last
 from experiments.custom.spec_check import check_functions, layers_of
 from suite.errors import SettingError, SuiteError, nearest, typed_line
@@ -83,8 +84,10 @@ def seeded(*values: int) -> AbstractContextManager[None]:
 
 @lru_cache(maxsize=4)
 def load_spec(source: str, seed: int) -> TrainSpec:
-    """Returns ``made_spec``, of each function and seed once."""
-    return made_spec(source, seed)
+    """Returns ``made_spec``, of each function and seed once. Raises SettingError as it does, and as ``check_held``."""
+    spec = made_spec(source, seed)
+    check_held(spec)
+    return spec
 
 
 def made_spec(source: str, seed: int) -> TrainSpec:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from torch import nn
 
 from experiments.custom.batches import SpecBatches
-from experiments.custom.held_tensors import check_held
 from experiments.custom.layers import all_on_meta, find_layer_errors, tie_shared
 from experiments.custom.loading import load_spec
 from experiments.custom.loss import SummedLoss
@@ -20,7 +19,6 @@ from suite.train_spec import TrainSpec
 def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
     """Returns the layers on the meta device, and the loss. Raises SettingError for layers that cannot be used."""
     layers = list(spec.layers)
-    check_held(layers)
     tie_shared(layers)
     _, targets = SpecBatches(spec, rows=1, seed=0).whole(0)
     return all_on_meta(layers), SummedLoss(spec, len(targets))

@@ -79,11 +79,6 @@ def loss_curves(results: Results) -> list[Picture]:
     return _curves(results.runs, "target tokens seen", "training loss, nats per token (label-smoothed)", caption)
 
 
-def step_curves(runs: Sequence[Run]) -> list[Picture]:
-    """Returns the training loss of every run against steps, one colour per label."""
-    return _curves(runs, "steps", "training loss", "Training loss by steps; every seed is a line.")
-
-
 def _curves(runs: Sequence[Run], across: str, up: str, caption: str) -> list[Picture]:
     if not runs:
         return []

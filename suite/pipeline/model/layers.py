@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from suite.errors import SettingError
-from suite.pipeline.model.layer_copy import copied
+from suite.pipeline.model.layer_copy import Original, copied
 from suite.pipeline.model.rng import seeded
 
 Tensors = tuple[Tensor, ...]
@@ -96,7 +96,8 @@ def structure_key(layer: nn.Module) -> Hashable:
         if name not in _NOT_FUNCTION
     )
     children = tuple((name, structure_key(child)) for name, child in layer.named_children())
-    return type(layer), skips, tensors, attributes, children
+    hooks = tuple(map(id, (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values())))
+    return type(layer), skips, tensors, attributes, children, hooks
 
 
 def _plain(value: object) -> bool:
@@ -175,16 +176,6 @@ class _NoInitialValues(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class Original:
-    """A user's layer, with its values. Copies of the layer without values share it."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-
-    def __deepcopy__(self, memo: object) -> Original:
-        return self
-
-
 def without_values(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Returns a copy of a user's layer on the meta device, from which ``materialize`` makes copies of the layer itself.
     ``memo`` is that of ``copy.deepcopy``."""
@@ -199,10 +190,15 @@ def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
     original = vars(layer).get(ORIGINAL)
     if original is not None:
         return copied(original.layer, lambda tensor: tensor.to(device, copy=True))
-    layer = copied(layer, partial(torch.empty_like, device=device))
+    layer = copied(layer, partial(empty_on, device))
     with seeded(seed, device):
         reset_all(layer)
     return layer
+
+
+def empty_on(device: torch.device, tensor: Tensor) -> Tensor:
+    """Returns an empty tensor for one on the meta device, and a copy of any other."""
+    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device, copy=True)
 
 
 def reset_all(module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from functools import partial
+from types import MethodType
 
 import torch
 from torch import nn
@@ -149,6 +150,95 @@ class ReadsGlobal(nn.Module):
 def global_module():
     torch.manual_seed(0)
     return spec(TABLE, ReadsGlobal(), nn.Linear(W, 3))
+
+
+def patched_forward():
+    layers = linears()
+    other = layers[0]
+    layers[2].forward = MethodType(lambda self, x: x @ other.weight, layers[2])
+    return spec(*layers)
+
+
+def local_class():
+    layers = linears()
+    table = layers[0]
+
+    class Local(nn.Module):
+        def forward(self, x):
+            return x @ table.weight
+
+    return spec(layers[0], Local(), layers[-1])
+
+
+def reads_global_by_helper(x):
+    return x @ TABLE.weight
+
+
+class CallsHelper(nn.Module):
+    def forward(self, x):
+        return reads_global_by_helper(x)
+
+
+def global_in_a_helper():
+    return spec(TABLE, CallsHelper(), nn.Linear(W, 3))
+
+
+class Named(nn.Module):
+    """Its attribute has the name of a global module."""
+
+    def __init__(self):
+        super().__init__()
+        self.TABLE = nn.Linear(W, W)
+
+    def forward(self, x):
+        return self.TABLE(x)
+
+
+def attribute_like_a_global():
+    return with_layer(Named())
+
+
+def loss_with_a_layer():
+    layers = linears()
+
+    def loss(scores, labels):
+        return nn.functional.cross_entropy(scores, labels) + layers[0].weight.abs().sum()
+
+    return spec(*layers, loss=loss)
+
+
+def bounded_hook():
+    layers = linears()
+    layers[2].weight.register_hook(lambda gradient: gradient.clamp(-20, 20))
+    return spec(*layers)
+
+
+def large_hook():
+    layers = linears()
+    layers[2].weight.register_hook(lambda gradient: gradient * 0.001 * 1000)
+    return spec(*layers)
+
+
+def frozen_hook():
+    layers = linears()
+    layers[2].weight.register_hook(lambda gradient: gradient * 2)
+    layers[2].weight.requires_grad_(False)
+    return spec(*layers)
+
+
+def shared_norm():
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(1)
+    return spec(
+        nn.Unflatten(1, (1, 1, W)), nn.Sequential(norm), nn.Sequential(norm, nn.Flatten()), nn.Linear(W, 3)
+    )  # fmt: skip
+
+
+def meta_tied():
+    with torch.device("meta"):
+        first, last = nn.Linear(W, W), nn.Linear(W, W)
+        last.weight = first.weight
+        return spec(first, nn.Tanh(), last, nn.Tanh(), nn.Linear(W, 3))
 
 
 def hook_that_uses_its_module():
@@ -334,7 +424,8 @@ def everything():
 TRAINED = (
     hooked_gradient, marked_parameter, own_class, memory_with_offset, frozen_teacher, hook_that_uses_its_module,
     partial_function, constant_tensor, kept_output, lazy_table, buffer_of_two_names, weight_norm, old_weight_norm,
-    spectral_norm, old_spectral_norm, pruned, own_names, tangent, empty_parameter,
+    spectral_norm, old_spectral_norm, pruned, own_names, tangent, empty_parameter, attribute_like_a_global, large_hook,
+    frozen_hook, meta_tied,
 )  # fmt: skip
 
 REFUSED = {
@@ -346,6 +437,12 @@ REFUSED = {
     closure: "layer 1 (Wrapped) uses a Wrapped by layer in a function of run",
     closure_of_a_hook: "layer 2 (Linear) uses a Linear by other in a function of _forward_hooks",
     global_module: "layer 1 (ReadsGlobal) uses a Linear by the global TABLE",
+    patched_forward: "layer 2 (Linear) uses a Linear by other in a function of forward",
+    local_class: "layer 1 (Local) uses a Linear by table in a function",
+    global_in_a_helper: "layer 1 (CallsHelper) uses a Linear by the global TABLE",
+    loss_with_a_layer: "loss uses the Linear of layer 0 by layers in a function[0]",
+    bounded_hook: "layer 2 (Linear) has a hook on weight that is not linear in the gradient",
+    shared_norm: "layer 1 (Sequential) changes its buffer 0.running_mean, which another layer has too",
     meta_integers: "layer 1 (Places): its ids has no values",
     lock: "layer 1: a Locked cannot be copied (TypeError: cannot pickle '_thread.lock' object)",
     uncopied: "layer 1: a Uncopied cannot be copied (RuntimeError: not twice)",
