@@ -76,7 +76,7 @@ def make(file: Path, only: list[str], saved: dict[str, Any]) -> int:
             print(f"{part}: {seconds:.0f} s in one process, {len(made[part])} entries, {len(failed)} errors")
             record["parts"][part] = (record["parts"].get(part, {}) if all(texts[part]) else {}) | made[part]
         record["date"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
-        file.write_text(json.dumps(record, separators=(",", ":"), sort_keys=True) + "\n")
+        file.write_text(json.dumps(record, separators=(",", ":")) + "\n")
     return 1 if failures else 0
 
 

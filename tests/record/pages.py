@@ -40,7 +40,7 @@ def table(name: str) -> dict[str, Any]:
 
 
 def made_up_times() -> None:
-    """Replaces measurements by computed ones: a step takes the sum of its stages, layers what they do not."""
+    """Replaces measurements: a step takes M times its slowest stage, a layer times that depend on its place."""
     from experiments.tables.table2 import Measurement
     from launch.benchmarks import tables
     from suite.pipeline.planning.costs import LayerCost
