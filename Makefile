@@ -15,7 +15,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff replay list settings submit jobs logs stop fetch gpu-check doctor test test-faults lint clean
+.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff list settings submit jobs logs stop fetch gpu-check doctor test test-faults lint clean
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"
@@ -70,11 +70,8 @@ export: $(READY) ## a trained run's model as a folder that transformers loads: R
 check: $(READY) ## does an experiment or a model of your own train in pipelines as in plain PyTorch, to the bit or up to rounding? NAME=, SET=
 	@$(GPIPE) check --scale "$${SCALE:-auto}" --set "$$SET" -- "$$NAME"
 
-diff: $(READY) ## the first tensor by which two runs differ: RUN="a b"; or one run, trained again: RUN=; or one experiment with two settings: NAME=, A=plain (PyTorch without a pipeline), B="pipeline.stages=2" or CHECKOUT=folder (other code), SET= for both
-	@$(GPIPE) diff --scale "$${SCALE:-auto}" --set "$$SET" --a "$$A" --b "$$B" --checkout "$$CHECKOUT" --run "$$RUN" -- "$$NAME"
-
-replay: $(READY) ## one action of a run again, alone, from a checkpoint: RUN=, STEP=6, ACTION=B3, STAGE=0, REPLICA=0 (docs/diff.md); a debugger: gpipe replay --help
-	@$(GPIPE) replay --step "$$STEP" --action "$$ACTION" --stage "$${STAGE:-0}" --replica "$${REPLICA:-0}" -- "$$RUN"
+diff: $(READY) ## the first tensor by which two runs differ: RUN="a b"; or one run, trained again: RUN=; or one experiment with two settings: NAME=, A=plain (PyTorch without a pipeline), B="pipeline.stages=2", SET= for both
+	@$(GPIPE) diff --scale "$${SCALE:-auto}" --set "$$SET" --a "$$A" --b "$$B" --run "$$RUN" -- "$$NAME"
 
 list: $(READY) ## list the experiments
 	@$(GPIPE) list

@@ -94,7 +94,6 @@ def diff(
     name: Annotated[str, typer.Argument(help="an experiment, trained with --a and with --b")] = "",
     a: Annotated[str, typer.Option("--a", help='settings, such as "pipeline.stages=1"; or plain: no pipeline')] = "",
     b: Annotated[str, typer.Option("--b", help='settings, such as "pipeline.stages=2 pipeline.schedule=1f1b"')] = "",
-    checkout: Annotated[str, typer.Option(help="in place of --b: a folder with other code of the suite")] = "",
     settings: SetOption = "",
     run: Annotated[
         list[str],
@@ -106,27 +105,21 @@ def diff(
     steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
     scale: ScaleOption = "auto",
 ) -> None:
-    """Find the first tensor by which two settings of an experiment differ, its code here and elsewhere, or two runs; or
-    whether a run's last steps still have the same bits. Exit code 1 if they differ by more than rounding, or in a
-    bit."""
-    from pathlib import Path
-
-    from launch.diff.command import diff_checkouts, diff_runs, diff_settings
+    """Find the first tensor by which two settings of an experiment differ, or two runs; or whether a run's last steps
+    still have the same bits. Exit code 1 if they differ by more than rounding, or in a bit."""
+    from launch.diff.command import diff_runs, diff_settings
     from launch.diff.repeat import repeat
     from launch.diff.short_training import ShortTraining
 
     runs = " ".join(run).split()
-    if bool(name) == bool(runs) or (runs and (a or b or settings or checkout)) or (b and checkout):
-        raise SettingError("give an experiment with --a and --b or --checkout, or one or two runs with --run")
+    if bool(name) == bool(runs) or (runs and (a or b or settings)):
+        raise SettingError("give an experiment with --a and --b, or one or two runs with --run")
     if len(runs) == 1:
         if not repeat(runs[0], steps, console):
             raise typer.Exit(1)
         return
     training = ShortTraining(name, scale, steps, settings)
-    if checkout:
-        found = diff_checkouts(training, a, Path(checkout), console)
-    else:
-        found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
+    found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
     if not found.is_explained:
         raise typer.Exit(1)
 
@@ -146,37 +139,4 @@ def check(
         raise typer.Exit(1)
 
 
-def replay(
-    run: str,
-    action: Annotated[
-        str, typer.Option(help="such as B3, or B3.1 in a stage's second cell (suite/pipeline/schedule/action.py)")
-    ],
-    step: Annotated[int, typer.Option(help="counted from 1; a checkpoint of the step before must exist")],
-    stage: Annotated[int, typer.Option(help="counted from 0")] = 0,
-    replica: Annotated[int, typer.Option(help="counted from 0")] = 0,
-    pdb: Annotated[
-        bool, typer.Option("--pdb", help="stop in Python's debugger before the layers, and before a backward")
-    ] = False,
-    save: Annotated[str, typer.Option(help="a file for the tensors")] = "",
-) -> None:
-    """Run one action of a run again, alone: its tensors, and whether they are what the run recorded; exit code 1 if
-    not."""
-    import pdb as debugger
-    from bdb import BdbQuit
-    from pathlib import Path
-
-    from launch.diff.replay import ReplayedAction
-    from launch.diff.replay import replay as replay_action
-    from suite.pipeline.schedule.action import Action
-
-    asked = ReplayedAction(step, replica, stage, Action.parse(action))
-    stop = debugger.set_trace if pdb else None
-    try:
-        is_same = replay_action(run, asked, stop, Path(save) if save else None, console)
-    except BdbQuit:  # of a user who has seen enough
-        is_same = False
-    if not is_same:
-        raise typer.Exit(1)
-
-
-COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check, replay)
+COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check)

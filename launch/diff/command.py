@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
 from experiments.base.hints import option
 from experiments.registry import find, read_experiment_file
 from launch.diff.compare import Comparison, compare
-from launch.diff.repeat import train_in
 from launch.diff.short_training import ShortTraining
 from launch.runs.store import RunFolder, find_run
 from suite.errors import SettingError
@@ -50,23 +48,6 @@ def diff_settings(training: ShortTraining, a: str, b: str, console: Console) -> 
             console.print(note)
         runs.append(training.train_plainly(chosen) if own == PLAIN else training.train(chosen))
     return diff_runs([str(run.path) for run in runs], console)
-
-
-def diff_checkouts(training: ShortTraining, a: str, checkout: Path, console: Console) -> Comparison:
-    """Trains the steps with the settings ``a``, then as planned with the code of another checkout, and compares the two
-    runs. Raises a SuiteError for any error that the user can fix."""
-    find(training.name)
-    if a == PLAIN:
-        raise SettingError("plain PyTorch has no plan to repeat; leave --a out, or give it the settings of a pipeline")
-    if not (checkout / "launch/cli.py").is_file():
-        raise SettingError(f"{checkout} is no checkout of the suite: it has no launch/cli.py")
-    console.print(f"a: training {training.steps} steps of {training.name} with {a or 'its own settings'}")
-    chosen, note = training.resolved(a)
-    if note:
-        console.print(note)
-    run = training.train(chosen)
-    console.print(f"b: training them with the code in {checkout}")
-    return diff_runs([str(run.path), str(train_in(checkout, run).path)], console)
 
 
 def fingerprints_of(run: RunFolder) -> RunFingerprints:

@@ -1,4 +1,4 @@
-"""Steps of a run again, in its pipeline: does this machine, or the code of another checkout, give the same bits?
+"""Steps of a run again, in its pipeline: does this machine give the same bits?
 
 run      checkpoint of step S -> S + 1, S + 2 -> ...      metrics.jsonl: loss, norm of the gradient
 again    its copy             -> S + 1, S + 2             the same, to the last bit?
@@ -6,10 +6,6 @@ again    its copy             -> S + 1, S + 2             the same, to the last 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -69,22 +65,6 @@ def repeat(name: str, steps: int, console: Console) -> bool:
         return False
     remove_run(again)
     return True
-
-
-def train_in(checkout: Path, run: RunFolder) -> RunFolder:
-    """Trains all steps of a run once more, as they were planned, with the code of another checkout and the packages of
-    its ``.venv``, if it has one. Raises SettingError where that fails."""
-    before, python = read_experiment_file(run.experiment), checkout / ".venv/bin/python"
-    again = new_run(before.name)
-    write_atomically(again.experiment, _as_planned(before, RunPlan.read(run.plan_json)).to_toml())
-    command = [python if python.exists() else sys.executable, "-P", "-m", "launch.cli", "resume", "--launcher", "local"]
-    paths = [str(checkout.resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    ended = subprocess.run([*command, again.path], env=environment, capture_output=True, text=True)
-    if ended.returncode:
-        said = (ended.stderr.strip() or ended.stdout.strip()).splitlines() or [f"exit code {ended.returncode}"]
-        raise SettingError(f"the code in {checkout} cannot train {again.path}: {said[-1]}")
-    return again
 
 
 def _values(line: dict[str, Any]) -> str:

@@ -45,7 +45,7 @@ def test_the_list_of_commands_is_fixed():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
         "bench", "check", "checkpoints", "diff", "doctor", "experiment", "export", "fetch", "generate", "gpu-check",
-        "jobs", "list", "logs", "plan", "replay", "report", "resume", "runs", "score", "settings", "stop", "submit",
+        "jobs", "list", "logs", "plan", "report", "resume", "runs", "score", "settings", "stop", "submit",
         "sweep", "sync", "table", "translate", "watch",
     }  # fmt: skip
 

@@ -51,7 +51,6 @@ EXAMPLES = [
     Example("score", ("RUN", "--set", "score.beam=1 score.max_pairs=2"), "BLEU"),
     Example("translate", ("RUN", "The file was saved.", "--to", "de")),
     Example("export", ("RUN",), "huggingface"),
-    Example("replay", ("RUN", "--step", "5", "--action", "B1", "--stage", "0"), "gradient of"),
     Example("sync", ("RUN",), "WANDB_API_KEY", 2),
     Example("experiment", ("transformer_13", "--scale", "laptop", "--set", SMALL_LM), "step 4/4"),
     Example("generate", ("LM", "The file", "--tokens", "4")),
