@@ -2,7 +2,7 @@
 
 one Parameter in several layers       tied
 one module in several layers          its parameters are tied
-one buffer in several layers          if no forward changes it (``find_layer_errors``)
+one buffer in several layers          if no forward changes it (``layer_check``)
 a hook on a parameter                 if it is linear: it gets the gradients of each micro-batch
 a tensor or module in a list, dict    if nothing trains it and no layer registers it
 or object, or captured by a function

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from experiments.custom.layer_trial import SEED, described, error_on_fakes, same_bits, trial_error
-from suite.device import one_thread
+from experiments.custom.trial import CPU, SEED, same_bits
 from suite.errors import SettingError, typed_line
-from suite.pipeline.model.batchnorm import by_micro_batch
 from suite.pipeline.model.layer_copy import copied, held
-from suite.pipeline.model.layers import (
-    ORIGINAL,
-    Tensors,
-    materialize,
-    reset_all,
-    structure_key,
-    ties_of,
-    without_values,
-)
+from suite.pipeline.model.layers import ORIGINAL, materialize, reset_all, ties_of, without_values
 from suite.pipeline.model.rng import seeded
-from suite.pipeline.runtime.skip import Stash, call, pops_of, stashes_of
-
-CPU = torch.device("cpu")
 
 
 def all_on_meta(layers: Sequence[nn.Module]) -> list[nn.Module]:
@@ -93,86 +79,7 @@ def tie_shared(layers: Sequence[nn.Module]) -> None:
                 layers[index].gpipe_ties = {**ties_of(layers[index]), name: tie}  # type: ignore[assignment]
 
 
-def find_layer_errors(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> list[str]:
-    """Runs a few rows through all layers, built by ``on_meta``, and the loss; returns what a run would stumble over.
-
-    So a user reads of a wrong layer before any worker starts. Of equal layers without skips only the first runs, and
-    stands for the others with its outputs.
-    """
-    shared = _shared_buffers(layers)
-    stash: Stash = {}
-    meta_stash: Stash = {}
-    tried: dict[Hashable, Tensors] = {}
-    tensors, before = inputs, "the inputs"
-    for index, layer in enumerate(layers):
-        name = f"layer {index} ({type(layer).__name__})"
-        key = None if pops_of(layer) or stashes_of(layer) else (structure_key(layer), described(tensors))
-        if key in tried:
-            tensors, before = tried[key], f"what {name} returns"
-            continue
-        popped = {skip: stash[skip] for skip in pops_of(layer) if skip in stash}
-        taken = f"{before}, {described(tensors)}"
-        if popped:
-            taken += f", then the popped {', '.join(popped)}, {described(tuple(popped.values()))}"
-        taken_tensors = (*tensors, *popped.values())
-        versions = [tensor._version for tensor in taken_tensors]
-        try:
-            real, unused = (by_micro_batch(_initialised(layer)) for _ in range(2))  # a first forward may differ
-            if wrong := _parameter_error(real):
-                return [f"{name} {wrong}"]
-        except SettingError as fault:
-            return [f"{name}: {fault}"]
-        check = real.register_forward_hook(_check_output)
-        try:
-            with torch.no_grad():
-                outputs = call(real, tensors, stash)
-        except _OutputError as fault:
-            stashes = f", then what it stashes: {', '.join(stashes_of(layer))}" if stashes_of(layer) else ""
-            return [f"{name} returns {fault}; it must return one tensor or a tuple of tensors{stashes}"]
-        except Exception as error:
-            return [f"{name} cannot take {taken}: {typed_line(error)}"]
-        if [tensor._version for tensor in taken_tensors] != versions:
-            return [
-                f"{name} changes its inputs in place, and a recompute would start from changed ones; use the operation "
-                "that returns a new tensor (for modules of torch inplace=False)"
-            ]
-        check.remove()
-        if parted := [buffer for buffer in _changed_buffers(layer, real) if f"{index}.{buffer}" in shared]:
-            return [f"{name} changes its buffer {parted[0]}, which another layer has too; give each its own"]
-        failure = trial_error(unused, taken_tensors)
-        if failure:  # again, because sums of several threads may be in another order on a busy machine
-            with one_thread():
-                failure = trial_error(by_micro_batch(_initialised(layer)), taken_tensors)
-        on_meta_too = _failure_on_meta(layer, tensors, outputs, meta_stash)  # also fills the stash
-        failure = failure or on_meta_too or error_on_fakes(unused, taken_tensors)
-        if failure:
-            return [f"{name} {failure}"]
-        tensors, before = outputs, f"what {name} returns"
-        if key is not None:
-            tried[key] = outputs
-    return _loss_errors(loss, tensors, targets)
-
-
-def _shared_buffers(layers: Sequence[nn.Module]) -> set[str]:
-    """Returns the buffers that several layers have, such as ``0.running_mean``."""
-    owners: dict[int, list[str]] = {}
-    for index, layer in enumerate(layers):
-        original = vars(layer).get(ORIGINAL)
-        for name, buffer in (layer if original is None else original.layer).named_buffers():
-            owners.setdefault(id(buffer), []).append(f"{index}.{name}")
-    return {name for names in owners.values() if len(names) > 1 for name in names}
-
-
-def _changed_buffers(layer: nn.Module, real: nn.Module) -> Iterator[str]:
-    """Yields the buffers of a layer that its forward has changed, or changes once a step (BatchNorm)."""
-    before = dict(_initialised(layer).named_buffers())
-    norms = {f"{name}." for name, module in real.named_modules() if isinstance(module, nn.BatchNorm2d)}
-    for name, buffer in real.named_buffers():
-        if not same_bits(buffer, before[name]) or f"{name.rpartition('.')[0]}." in norms:
-            yield name
-
-
-def _initialised(layer: nn.Module) -> nn.Module:
+def initialised(layer: nn.Module) -> nn.Module:
     """Returns the layer with its values. Raises SettingError naming a tensor that nothing initialises."""
     if ORIGINAL in vars(layer):
         real = materialize(layer, SEED, CPU)
@@ -195,77 +102,3 @@ def _initialised(layer: nn.Module) -> nn.Module:
 
 def _filled(value: float, tensor: Tensor) -> Tensor:
     return torch.full_like(tensor, value, device=CPU) if tensor.is_meta else tensor.clone()
-
-
-def _parameter_error(layer: nn.Module) -> str:
-    for name, parameter in layer.named_parameters():
-        if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
-            return (
-                f"trains {name} in {str(parameter.dtype).removeprefix('torch.')}, where most updates round to nothing; "
-                "convert the layer with .float() and set optimizer.precision=bf16"
-            )
-        if parameter.is_complex():
-            return f"has the complex parameter {name}; keep its real and imaginary parts (torch.view_as_real)"
-        if parameter.dim() == 0:
-            return f"has the parameter {name} without an axis; use torch.ones(1) instead of torch.tensor(1.0)"
-    return ""
-
-
-class _OutputError(Exception):
-    """A layer returned something else than tensors; the message says what."""
-
-
-def _check_output(layer: nn.Module, inputs: Tensors, returned: object) -> None:
-    """A forward hook. Raises _OutputError unless a layer returns one tensor or a tuple of them, its stashes last."""
-    outputs = (returned,) if isinstance(returned, Tensor) else returned
-    if not isinstance(outputs, tuple | list):
-        raise _OutputError("nothing" if returned is None else f"a {type(returned).__name__}")
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise _OutputError(f"a {type(output).__name__} among its outputs")
-        if output.layout != torch.strided:
-            raise _OutputError("a sparse tensor among its outputs, not a dense one")
-    if len(outputs) <= len(stashes_of(layer)):
-        raise _OutputError("one tensor" if len(outputs) == 1 else f"{len(outputs)} tensors")
-
-
-def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash: Stash) -> str:
-    """Returns how the layer fails on the meta device, where the shapes of messages are found; empty if it runs."""
-    try:
-        with torch.no_grad():
-            found = call(layer, tuple(tensor.to("meta") for tensor in inputs), stash, bf16=False)
-    except Exception as error:
-        return (
-            "does not run on the meta device, where shapes are found without values "
-            f"({typed_line(error)}); shapes must not depend on values, and every tensor that a "
-            "layer holds must be a parameter or a buffer"
-        )
-    if described(found) != described(outputs):
-        return (
-            f"returns {described(outputs)}, and {described(found)} on the meta device; shapes must not depend on values"
-        )
-    return ""
-
-
-def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[str]:
-    leaves = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in outputs)
-    try:
-        objective, _ = loss(*leaves, *targets)
-    except SettingError as fault:
-        return [str(fault)]
-    except Exception as error:
-        return [f"the loss cannot take {described(outputs)} with targets {described(targets)}: {typed_line(error)}"]
-    if objective.dim():
-        return [f"the loss returns a tensor of shape {tuple(objective.shape)}; it must be one number, a mean over rows"]
-    if not objective.requires_grad:
-        return ["the loss has no gradient; it must be differentiable in the last layer's outputs"]
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            loss(*(mode.from_tensor(tensor.detach()) for tensor in (*outputs, *targets)))
-    except Exception as error:
-        return [
-            "the loss does not run on tensors without values, from which costs are estimated "
-            f"({typed_line(error)}); shapes must not depend on values: use torch.where instead "
-            "of a mask as an index"
-        ]
-    return []

@@ -8,7 +8,8 @@ from functools import lru_cache
 from torch import nn
 
 from experiments.custom.batches import SpecBatches
-from experiments.custom.layers import all_on_meta, find_layer_errors, tie_shared
+from experiments.custom.layer_check import find_refusal
+from experiments.custom.layers import all_on_meta, tie_shared
 from experiments.custom.loading import load_spec
 from experiments.custom.loss import SummedLoss
 from suite.errors import SettingError, SuiteError, typed_line
@@ -66,9 +67,9 @@ def layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, ..
             for name, parameter in layer.named_parameters():
                 if parameter.requires_grad:
                     update_factors(spec, f"{index}.{name}", parameter)
-        found = find_layer_errors(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))
+        found = find_refusal(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))
     except SuiteError as error:
         return (str(error),)
     except Exception as error:
         return (f"{source} does not describe a model that can be trained: {typed_line(error)}",)
-    return tuple(found)
+    return (found,) if found else ()

@@ -13,18 +13,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
+from experiments.base.experiment import Experiment
 from experiments.base.hints import command
-from launch.backends.processes import run_processes
+from experiments.custom.layer_traits import LayerTraits, find_traits
 from launch.diff.command import fingerprints_of
 from launch.diff.compare import Comparison, compare
-from launch.diff.layer_traits import LayerTraits, find_traits
 from launch.diff.plain_training import REMEDY, check_fits
 from launch.diff.short_training import ShortTraining, memory_fault
 from launch.runs.store import CACHE, RunFolder, remove_run
 from suite.errors import PlacementError, PlanError, SuiteError
+from suite.pipeline.model.topology import RankCoord
 from suite.settings import AUTO, PipelineSettings
 from suite.training.fingerprints import RunFingerprints
 
@@ -56,7 +58,7 @@ def check(training: ShortTraining, console: Console) -> bool:
     if faults := chosen.with_prepared(data).trial_errors():
         raise PlanError(faults)
     console.print(f"{chosen.list_length} layers, {training.steps} steps of {micro_batches} micro-batches")
-    traits: LayerTraits = run_processes(find_traits, 1, chosen, data)[0]
+    traits = _traits(chosen, data)
     for line in _trait_lines(traits):
         console.print(f"  {line}")
     depends_on_split = any(trait.depends_on_split for _, found in traits.values() for trait in found)
@@ -84,6 +86,13 @@ def check(training: ShortTraining, console: Console) -> bool:
     for line in _trait_lines(traits, only_with_remedy=True):
         console.print(f"is this meant? {line}")
     return is_same
+
+
+def _traits(chosen: Experiment, data: Path) -> LayerTraits:
+    """Returns the traits of an experiment's layers on its first micro-batch."""
+    batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
+    assert batch is not None
+    return find_traits(chosen.build()[0], batch.inputs[0])
 
 
 def _trait_lines(traits: LayerTraits, only_with_remedy: bool = False) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.errors import PlacementError, SettingError
 from suite.paths import write_atomically
 from suite.pipeline.model.layers import (
-    Tensors,
     as_tuple,
     count_parameters,
     distinct_parameters,
@@ -172,10 +171,8 @@ def forward(
     chosen: Experiment,
     step: int,
     device: torch.device,
-    before: Callable[[int, nn.Module, Tensors], None] = lambda *_: None,
 ) -> Tensor:
-    """Returns the objective of micro-batch ``i`` of ``batch``. Calls ``before`` with the index of each layer, the layer
-    and its inputs, before it runs."""
+    """Returns the objective of micro-batch ``i`` of ``batch``."""
     tensors, targets = (tuple(tensor.to(device) for tensor in each[i]) for each in (batch.inputs, batch.targets))
     stash: dict[str, Tensor] = {}
     bf16 = chosen.optimizer.precision == "bf16"
@@ -183,7 +180,6 @@ def forward(
         for index, layer in enumerate(layers):
             set_seed(layer_seed(chosen.train.seed, step, batch.offset + i, index), device)
             inputs = (*tensors, *(stash.pop(name) for name in getattr(layer, "gpipe_pops", ())))
-            before(index, layer, inputs)
             if index == len(layers) - 1:
                 return loss_of(layer, loss, inputs, targets)[0]
             outputs = as_tuple(layer(*inputs))

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from experiments.custom.batches import SpecBatches
-from experiments.custom.layers import find_layer_errors
+from experiments.custom.layer_check import find_refusal
 from experiments.custom.loss import SummedLoss, units_of
 from experiments.custom.spec_check import check_functions
 from suite import TrainSpec
@@ -130,7 +130,7 @@ def test_several_metrics_are_sums_in_one_tensor_and_others_than_numbers_are_refu
         nn.MSELoss(),
         metric={"half": lambda scores, labels: 0.5, "sums": lambda scores, labels: scores.sum(1)},
     )
-    (error,) = find_layer_errors([], SummedLoss(own, 1), (SCORES,), (SCORES,))
+    error = find_refusal([], SummedLoss(own, 1), (SCORES,), (SCORES,))
     assert error.startswith("the metric sums returns a tensor of shape (7,); it must be one number")
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from experiments.custom.experiment import build
-from experiments.custom.layers import find_layer_errors, on_meta, tie_shared
+from experiments.custom.layer_check import find_refusal
+from experiments.custom.layers import on_meta, tie_shared
 from experiments.custom.loss import SummedLoss
 from experiments.custom.spec_check import layers_of
 from suite import TrainSpec
@@ -43,8 +44,10 @@ def mean(outputs, targets):
 
 def faults(*layers, loss=mean):
     made = [on_meta(layer) for layer in layers]
-    found = find_layer_errors(made, loss, (torch.ones(2, 3),), (torch.ones(2, 3),))
-    return found[0] if found else ""
+    try:
+        return find_refusal(made, loss, (torch.ones(2, 3),), (torch.ones(2, 3),))
+    except SettingError as fault:
+        return str(fault)
 
 
 def test_a_layer_begins_with_the_values_it_was_built_with():
@@ -131,7 +134,7 @@ def test_a_model_that_fits_together_has_no_errors():
         ([Function(lambda x: (x, x)), nn.Linear(3, 3)], "layer 1 (Linear) cannot take what layer 0 (Function) returns"),
         ([Function(lambda x: (x, (x, x)))], "layer 0 (Function) returns a tuple among its outputs"),
         ([nn.Linear(3, 3), nn.ReLU(inplace=True)], "layer 1 (ReLU) changes its inputs in place"),
-        ([Function(lambda x: x[: int(x.sum())])], "layer 0 (Function) does not run on the meta device"),
+        ([Function(lambda x: x[: int(x.sum())])], "layer 0 (Function) does not run on tensors without values"),
         ([nn.Linear(3, 4)], "the loss cannot take float32 (2, 4) with targets float32 (2, 3): RuntimeError"),
         ([Function(lambda x: None)], "layer 0 (Function) returns nothing; it must return one tensor or a tuple"),
         ([nn.BatchNorm1d(3)], "layer 0 (BatchNorm1d): BatchNorm1d(3"),

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.custom.layer_trial import trial_error
+from experiments.custom.layer_check import refusal
+from experiments.custom.trial import Trial
 from launch.backends.processes import run_processes
 from suite.pipeline.model.layers import materialize
 from suite.pipeline.model.microbatch import ReplicaBatch, split
@@ -129,7 +130,7 @@ def test_a_recompute_of_what_the_trial_passes_is_exact():
     x = torch.randn(ROWS, WIDTH)
     for seed in range(COUNT):
         for layer in model(seed):
-            assert trial_error(materialize(layer, seed, torch.device("cpu")), (x,)) == "", layer.names
+            assert refusal(Trial(materialize(layer, seed, torch.device("cpu")), (x,))) == "", layer.names
     runs = []
     for stages, graphs in ((1, UNLIMITED), (1, 0), (2, 1)):
         found = run_processes(state_of_steps, stages, range(COUNT), graphs)
@@ -146,4 +147,5 @@ def test_a_layer_that_cannot_be_repeated_is_refused(fault, seed):
     names = [*drawn(seed, EXACT)]
     names.insert(seed % len(names), fault)
     layer = Composed(tuple(names))
-    assert trial_error(layer, (torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(seed)),)), names
+    inputs = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(seed))
+    assert refusal(Trial(layer, (inputs,))), names

@@ -9,12 +9,17 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from launch.diff.layer_traits import traits_of
+from experiments.custom import layer_traits
+from experiments.custom.trial import Trial
 
 ROWS, WIDTH = 4, 6
 X = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
 CALLS = itertools.count(1)
 IDS = torch.arange(ROWS * 3).view(ROWS, 3)
+
+
+def traits_of(layer, inputs, rows):
+    return layer_traits.traits_of(Trial(layer, inputs), rows)
 
 
 class Layer(nn.Module):
@@ -89,14 +94,14 @@ def test_each_trait_is_named_and_nothing_else(name):
 
 def test_an_input_that_no_output_depends_on_is_named():
     both = nn.Bilinear(WIDTH, WIDTH, 2)
-    assert list(traits_of(both, (X, X.flip(0)), ROWS)) == []
+    assert traits_of(both, (X, X.flip(0)), ROWS) == []
     first = Layer(lambda self, x, y: x * self.weight)
     assert [trait.text for trait in traits_of(first, (X, X), ROWS)] == ["ignores its input 1: no gradient reaches it"]
 
 
 def test_rows_of_ids_count_too():
     embedding = nn.Embedding(ROWS * 3, WIDTH)
-    assert list(traits_of(embedding, (IDS,), ROWS)) == []
+    assert traits_of(embedding, (IDS,), ROWS) == []
     from_the_end = Layer(lambda self, ids: (ids.max() - ids).unsqueeze(2) * self.weight)
     assert [trait.text for trait in traits_of(from_the_end, (IDS,), ROWS)] == [f"{ROWS_DEPEND} of their micro-batch"]
 
@@ -104,7 +109,7 @@ def test_rows_of_ids_count_too():
 def test_rows_of_a_sequence_first_layer_are_those_of_its_second_axis():
     time_first = X.T.contiguous()  # (WIDTH, ROWS)
     over_time = Layer(lambda self, x: x.softmax(0) * self.weight.unsqueeze(1))
-    assert list(traits_of(over_time, (time_first,), ROWS)) == []
+    assert traits_of(over_time, (time_first,), ROWS) == []
     over_rows = Layer(lambda self, x: x.softmax(1) * self.weight.unsqueeze(1))
     (trait,) = traits_of(over_rows, (time_first,), ROWS)
     assert trait.text.startswith(ROWS_DEPEND)
@@ -112,8 +117,8 @@ def test_rows_of_a_sequence_first_layer_are_those_of_its_second_axis():
 
 def test_a_number_among_the_inputs_has_no_rows():
     scaled = Layer(lambda self, factor, x: factor * x * self.weight)
-    assert list(traits_of(scaled, (torch.tensor(2.0), X), ROWS)) == []
+    assert traits_of(scaled, (torch.tensor(2.0), X), ROWS) == []
 
 
 def test_one_row_says_nothing_about_rows():
-    assert list(traits_of(weighted(lambda self, x: x.softmax(0)), (X[:1],), 1)) == []
+    assert traits_of(weighted(lambda self, x: x.softmax(0)), (X[:1],), 1) == []
