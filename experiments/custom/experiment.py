@@ -93,8 +93,9 @@ class CustomExperiment(Experiment):
         return SpecBatches(self.spec, self.train.batch_rows, self.train.seed)
 
     def update_factors(self, name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        """Returns what the spec's ``param_groups`` does. Raises SettingError unless that is two numbers."""
-        return update_factors(self.spec, name, parameter)
+        """Returns what the spec's ``param_groups`` does of the user's own parameter, of which ``parameter`` is a copy.
+        Raises SettingError unless that is two numbers."""
+        return update_factors(self.spec, name)
 
     def trackers(self) -> list[Tracker]:
         on_step = self.spec.on_step

@@ -52,7 +52,10 @@ def _registered(layer: nn.Module) -> Iterator[Tensor | nn.Module]:
 
 def _unregistered(layer: nn.Module, index: int, owners: dict[int, int]) -> Iterator[str]:
     own = set(map(id, _registered(layer)))
+    is_recomputed = any(module._forward_pre_hooks for module in layer.modules())  # as weight_norm and prune do
     for path, value in held(layer):
+        if isinstance(value, Tensor) and value.grad_fn is not None and not is_recomputed:
+            yield f"holds in {path} a tensor that was computed from parameters; compute it in the forward"
         owner = owners.get(id(value), index)
         if id(value) not in own and (owner != index or _is_trained(value)):
             what = f"the {type(value).__name__} of layer {owner}" if owner != index else f"a {type(value).__name__}"

@@ -195,18 +195,18 @@ def find_refusal(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, 
             return f"{name} {fault}"
         for buffer in _changed_in_training(trial):
             if (index, buffer) in shared:
-                return f"{name} changes its buffer {buffer}, which another layer has too; give each its own"
+                return f"{name} changes its buffer {buffer}, whose memory another layer has too; give each its own"
         outputs[index] = trial.first
     return _loss_fault(loss, outputs.get(len(layers) - 1, inputs), targets)
 
 
 def _shared_buffers(layers: Sequence[nn.Module]) -> set[tuple[int, str]]:
-    """Returns the buffers that several layers have, by layer and name."""
+    """Returns the buffers whose memory several layers have, by layer and name."""
     owners: dict[int, list[tuple[int, str]]] = {}
     for index, layer in enumerate(layers):
         original = vars(layer).get(ORIGINAL)
         for name, buffer in (layer if original is None else original.layer).named_buffers():
-            owners.setdefault(id(buffer), []).append((index, name))
+            owners.setdefault(buffer.untyped_storage().data_ptr() or id(buffer), []).append((index, name))
     return {place for places in owners.values() if len(places) > 1 for place in places}
 
 

@@ -47,16 +47,18 @@ def on_meta(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     ``memo`` is that of ``copy.deepcopy``. Raises SettingError for a layer with parameters on two devices, or one that
     cannot be copied.
     """
-    tensors = [*layer.parameters(), *layer.buffers()]
-    count = sum(tensor.is_meta for tensor in tensors)
-    if count or any(isinstance(value, Tensor) and value.is_meta for _, value in held(layer)):
-        if count < len(tensors):
-            raise SettingError(f"{type(layer).__name__} has {count} of {len(tensors)} tensors on the meta device")
+    registered = [tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())]
+    bare = [path for path, value in held(layer) if isinstance(value, Tensor) and value.is_meta]
+    if bare and not all(registered):
+        raise SettingError(f"its {bare[0]} is on the meta device, and others of its tensors are not; give it values")
+    if bare:
         return layer
     try:
         return without_values(layer, memo)
     except Exception as error:
-        raise SettingError(f"a {type(layer).__name__} cannot be copied ({typed_line(error)})") from error
+        raise SettingError(
+            f"a {type(layer).__name__} cannot be copied ({typed_line(error)}); keep files, locks and the like out of it"
+        ) from error
 
 
 def tie_shared(layers: Sequence[nn.Module]) -> None:

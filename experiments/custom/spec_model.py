@@ -25,7 +25,7 @@ def build(spec: TrainSpec) -> tuple[list[nn.Module], nn.Module]:
     return all_on_meta(layers), SummedLoss(spec, len(targets))
 
 
-def update_factors(spec: TrainSpec, name: str, parameter: nn.Parameter) -> tuple[float, float]:
+def update_factors(spec: TrainSpec, name: str) -> tuple[float, float]:
     """Returns the factors of the learning rate and of the weight decay of a parameter, such as ``3.weight``.
 
     Raises SettingError when ``param_groups`` fails, or returns anything else than two numbers, 0 or more.
@@ -33,7 +33,8 @@ def update_factors(spec: TrainSpec, name: str, parameter: nn.Parameter) -> tuple
     if spec.param_groups is None:
         return 1.0, 1.0
     try:
-        found = spec.param_groups(name, parameter)
+        index, _, own_name = name.partition(".")
+        found = spec.param_groups(name, [*spec.layers][int(index)].get_parameter(own_name))
     except Exception as error:
         raise SettingError(f"param_groups failed for {name}: {typed_line(error)}") from error
     if isinstance(found, tuple | list) and len(found) == 2:
@@ -66,7 +67,7 @@ def layer_errors(source: str, seed: int, rows: int, least: int) -> tuple[str, ..
         for index, layer in enumerate(layers):
             for name, parameter in layer.named_parameters():
                 if parameter.requires_grad:
-                    update_factors(spec, f"{index}.{name}", parameter)
+                    update_factors(spec, f"{index}.{name}")
         found = find_refusal(layers, loss, tuple(t[:least] for t in inputs), tuple(t[:least] for t in targets))
     except SuiteError as error:
         return (str(error),)

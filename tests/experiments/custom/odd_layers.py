@@ -390,6 +390,43 @@ def empty_parameter():
     return with_layer(Off())
 
 
+class Transposed(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.weight = table.weight.t()
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def computed_before():
+    torch.manual_seed(0)
+    table = nn.Linear(W, W)
+    return spec(table, Transposed(table), nn.Linear(W, 3))
+
+
+class Counts(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.register_buffer("count", count)
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x * self.count.sum()
+
+
+def overlapping_buffers():
+    memory = torch.zeros(4)
+    return spec(nn.Linear(W, W), Counts(memory[:3]), Counts(memory[2:]), nn.Linear(W, 3))
+
+
+def constant_on_meta():
+    torch.manual_seed(0)
+    layer = nn.Linear(W, W)
+    layer.table = torch.empty(3, device="meta")
+    return with_layer(layer)
+
+
 class Locked(nn.Linear):
     def __init__(self):
         super().__init__(W, W)
@@ -442,7 +479,10 @@ REFUSED = {
     global_in_a_helper: "layer 1 (CallsHelper) uses a Linear by the global TABLE",
     loss_with_a_layer: "loss uses the Linear of layer 0 by layers in a function[0]",
     bounded_hook: "layer 2 (Linear) has a hook on weight that is not linear in the gradient",
-    shared_norm: "layer 1 (Sequential) changes its buffer 0.running_mean, which another layer has too",
+    shared_norm: "layer 1 (Sequential) changes its buffer 0.running_mean, whose memory another layer has too",
+    overlapping_buffers: "layer 1 (Counts) changes its buffer count, whose memory another layer has too",
+    computed_before: "layer 1 (Transposed) holds in weight a tensor that was computed from parameters",
+    constant_on_meta: "layer 1: its table is on the meta device, and others of its tensors are not; give it values",
     meta_integers: "layer 1 (Places): its ids has no values",
     lock: "layer 1: a Locked cannot be copied (TypeError: cannot pickle '_thread.lock' object)",
     uncopied: "layer 1: a Uncopied cannot be copied (RuntimeError: not twice)",

@@ -12,8 +12,6 @@ from experiments.custom.spec_model import update_factors
 from suite import TrainSpec
 from suite.errors import SettingError
 
-WEIGHT = nn.Parameter(torch.zeros(2, 3))
-
 
 def spec():
     x = torch.zeros(4, 3)
@@ -28,23 +26,29 @@ def wrong_for_norms():
 
 
 def test_without_it_all_parameters_are_updated_alike():
-    assert update_factors(spec(), "0.weight", WEIGHT) == (1.0, 1.0)
+    assert update_factors(spec(), "0.weight") == (1.0, 1.0)
 
 
 def test_it_sees_name_and_shape():
     grouped = replace(spec(), param_groups=lambda name, p: (0.5 if name.startswith("0.") else 1, p.ndim > 1))
-    assert update_factors(grouped, "0.weight", WEIGHT) == (0.5, 1.0)
+    assert update_factors(grouped, "0.weight") == (0.5, 1.0)
+
+
+def test_it_sees_the_parameter_itself():
+    plain = spec()
+    grouped = replace(plain, param_groups=lambda name, p: (0.5 if p is plain.layers[0].weight else 1.0, 1.0))
+    assert update_factors(grouped, "0.weight") == (0.5, 1.0)
 
 
 @pytest.mark.parametrize("found", [None, 1.0, (1.0,), (1.0, 1.0, 1.0), (1.0, -0.5), (float("nan"), 1.0), ("1", 1.0)])
 def test_anything_but_two_factors_is_refused(found):
     with pytest.raises(SettingError, match=r"returned .* for 0.weight; return the factors of its learning rate and"):
-        update_factors(replace(spec(), param_groups=lambda name, parameter: found), "0.weight", WEIGHT)
+        update_factors(replace(spec(), param_groups=lambda name, parameter: found), "0.weight")
 
 
 def test_a_function_that_fails_is_named():
     with pytest.raises(SettingError, match=r"param_groups failed for 0.weight: KeyError: '0.weight'"):
-        update_factors(replace(spec(), param_groups=lambda name, parameter: {}[name]), "0.weight", WEIGHT)
+        update_factors(replace(spec(), param_groups=lambda name, parameter: {}[name]), "0.weight")
 
 
 def test_what_is_wrong_is_refused_before_workers_start():
