@@ -37,8 +37,8 @@ plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>),
 table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, prediction, paper_plans, breakdown (RUN=); without NAME, list them
 	@$(GPIPE) table --run "$$RUN" -- "$$NAME"
 
-bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead, feed; without NAME, list them
-	@$(GPIPE) bench -- "$$NAME"
+bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead; without NAME, list them
+	@$(VENV)/bin/python -m tests.bench "$$NAME"
 
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, laptop_long, tiny, gpu, paper; without NAME, list them and their scales
 	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-local}" -- "$$NAME"

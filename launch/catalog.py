@@ -1,4 +1,4 @@
-"""What can be run: the experiments with their sizes in the paper (``make list``), tables, benchmarks and sweeps."""
+"""What can be run: the experiments with their sizes in the paper (``make list``), tables and sweeps."""
 
 from __future__ import annotations
 
@@ -27,17 +27,6 @@ def tables() -> Table:
     rows = Table(option("NAME"), "what it shows", title=f"tables: {command('table', NAME='...')}", title_justify="left")
     for name, what in TABLES.items():
         rows.add_row(name, what)
-    return rows
-
-
-def benchmarks() -> Table:
-    from experiments.benchmark.cases import CASES, FEED
-
-    title = f"benchmarks: {command('bench', NAME='...')} (docs/benchmark.md)"
-    rows = Table(option("NAME"), "cases", "rounds", title=title, title_justify="left")
-    for name, cases in CASES.items():
-        rows.add_row(name, "\n".join(case.title for case in cases), str(cases[0].rounds))
-    rows.add_row(FEED, "mini-batches of t128_6b, made by a thread and by processes", "8")
     return rows
 
 

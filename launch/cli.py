@@ -3,7 +3,7 @@
 Exit codes:
 0: done
 1: no checkpoint is valid, a run of a sweep failed, the doctor found a fault,
-a benchmark found wrong gradients, two runs differ by more than rounding, or the suite has a defect (see its log)
+two runs differ by more than rounding, or the suite has a defect (see its log)
 2: an error that the user can fix
 130: interrupted
 """
@@ -136,30 +136,9 @@ def table(
 
         console.print(catalog.tables())
         return
-    from launch.benchmarks.tables import table as make_table
+    from launch.tables import table as make_table
 
     make_table(name, run, console)
-
-
-@app.command()
-def bench(
-    name: Annotated[
-        str, typer.Argument(help="sleeping, layers, translation, replicas, overhead, feed; empty: list them")
-    ] = "",
-) -> None:
-    """Benchmark the suite against other pipeline libraries, on the same work; or its feed of mini-batches."""
-    if not name:
-        from launch import catalog
-
-        console.print(catalog.benchmarks())
-        return
-    from launch.benchmarks.bench import bench as run_benchmark
-
-    wrong = run_benchmark(name, console)
-    for sentence in wrong:
-        error_console.print(f"wrong: {sentence}")
-    if wrong:
-        raise typer.Exit(1)
 
 
 @app.command()

@@ -17,6 +17,6 @@ def _measures_quickly(request):
     """Runs that a test starts in its own process measure quickly; those in other processes, and benchmarks, measure as
     users' do."""
     with pytest.MonkeyPatch.context() as patch:
-        if "benchmarks" not in request.path.parts:
+        if "bench" not in request.path.parts:
             patch.setattr("launch.worker.measure.measure_layers", measure_quickly)
         yield

@@ -14,7 +14,7 @@ ORDER = [
     "launch/cli_cluster",
     "launch/cli_options",
     "launch/jobs",
-    "launch/benchmarks",
+    "launch/tables",
     "launch/gpu_check",
     "launch/sweeps",
     "launch/diff",
@@ -40,8 +40,6 @@ ORDER = [
     "experiments/sweeps/report",
     "experiments/sweeps/members",
     "experiments/huggingface",
-    "experiments/benchmark",
-    "experiments/benchmark/peers",
     "experiments/tables",
     "experiments/scaling",
     "experiments/planning",
@@ -82,7 +80,7 @@ UPWARD = {"suite/__init__.py": {"launch"}}
 
 ALONE = {
     "ray": ("launch/",),
-    "deepspeed": ("suite/training/optimizer.py", "experiments/benchmark/peers/"),
+    "deepspeed": ("suite/training/optimizer.py",),
 }
 """Packages that only these places may import."""
 

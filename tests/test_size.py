@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "launch": 1422,
     "launch/backends": 1720,
-    "launch/benchmarks": 765,
     "launch/diagnostics": 1185,
     "launch/diff": 1408,
     "launch/gpu_check": 644,
@@ -30,7 +29,6 @@ BUDGETS = {
     "launch/worker": 1877,
     "experiments": 119,
     "experiments/base": 1193,
-    "experiments/benchmark": 923,
     "experiments/custom": 1671,
     "experiments/huggingface": 1015,
     "experiments/images": 275,

@@ -1,4 +1,4 @@
-"""Starts workers as plain processes on this machine, without Ray: for tests, benchmarks and a single GPU machine."""
+"""Starts workers as plain processes on this machine, without Ray: for tests and a single GPU machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer state of a stage: DeepSpeed's engine. Outside the benchmark's peers only this module imports deepspeed.
+"""The optimizer state of a stage: DeepSpeed's engine. In the product only this module imports deepspeed.
 
     ReplicatedState   each replica holds all gradients and optimizer state; no ZeRO
     ShardedState      each replica holds its 1/R of them; ZeRO-1

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmark.cases import CASES, FEED
 from experiments.registry import experiments
 from experiments.sweeps.registry import SWEEPS
 from launch import cli
@@ -44,7 +43,7 @@ def here(monkeypatch, tmp_path):
 def test_the_list_of_commands_is_fixed():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "bench", "check", "checkpoints", "diff", "doctor", "experiment", "export", "fetch", "generate", "gpu-check",
+        "check", "checkpoints", "diff", "doctor", "experiment", "export", "fetch", "generate", "gpu-check",
         "jobs", "list", "logs", "plan", "report", "resume", "runs", "score", "settings", "stop", "submit",
         "sweep", "sync", "table", "translate", "watch",
     }  # fmt: skip
@@ -88,7 +87,6 @@ def test_the_list_of_commands_is_fixed():
         (["report", "capasity"], ["there is no sweep 'capasity'", "did you mean capacity"]),
         (["report", "capacity"], ["no run of the sweep capacity is finished yet"]),
         (["report"], ["no run of any sweep"]),
-        (["bench", "sleepin"], ["there is no benchmark 'sleepin'", "sleeping"]),
         (["table", "6"], ["unknown table '6'", "prediction"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
@@ -160,7 +158,6 @@ SMALLEST = {name: experiments()[name] for name in ("t12_400m", "romance_strings"
     [
         ("table", [*TABLES]),
         ("sweep", [*SWEEPS]),
-        ("bench", [*CASES, FEED]),
         ("plan", [*SMALLEST, "transformer_<L>", "amoebanet_<L>x<D>"]),
         ("experiment", [*SMALLEST]),
     ],

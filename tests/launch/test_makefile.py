@@ -56,7 +56,7 @@ def test_values_are_passed_unchanged_and_not_executed(place, value):
 
 
 @pytest.mark.parametrize("target", [
-    "experiment", "resume", "checkpoints", "plan", "table", "bench", "sweep", "report", "score", "sync", "translate",
+    "experiment", "resume", "checkpoints", "plan", "table", "sweep", "report", "score", "sync", "translate",
     "export", "diff", "list", "runs", "watch", "settings", "submit", "jobs", "logs", "stop", "fetch",
     "gpu-check", "doctor",
 ])  # fmt: skip
@@ -72,7 +72,6 @@ def test_every_value_of_every_target_is_passed_untouched(place, target):
 
 def test_a_name_is_taken_from_the_command_line_alone(place):
     assert made(place, "experiment", NAME="host-17")[-2:] == ["--", ""]
-    assert made(place, "bench", NAME="host-17") == ["bench", "--", ""]
     assert made(place, "report", NAME="host-17") == ["report", "--scale", "auto", "--run", "", "--", ""]
     assert made(place, "plan", "NAME=t128_6b", NAME="host-17")[-1] == "t128_6b"
 

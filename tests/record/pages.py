@@ -42,7 +42,7 @@ def table(name: str) -> dict[str, Any]:
 def made_up_times() -> None:
     """Replaces measurements: a step takes M times its slowest stage, a layer times that depend on its place."""
     from experiments.tables.table2 import Measurement
-    from launch.benchmarks import tables
+    from launch import tables
     from suite.pipeline.planning.costs import LayerCost
 
     def cost(forward_s: float, backward_s: float) -> LayerCost:

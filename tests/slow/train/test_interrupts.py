@@ -241,7 +241,6 @@ OTHERS = {
         "plan of t24_1_3b_wide on",
     ),
     "table": OtherCommand(["table", "2"], has_workers, 20.0, "written: "),
-    "bench": OtherCommand(["bench", "sleeping"], has_workers, 20.0, "written: "),
     "sweep-local": OtherCommand(["sweep", "temperature", "--scale", "tiny"], prints(": started"), 20.0, "report: "),
     "sweep-ray": OtherCommand(
         ["sweep", "temperature", "--scale", "tiny", "--launcher", "ray"], prints(": started"), 20.0, "report: "

@@ -14,7 +14,6 @@ import time
 import torch
 from torch import Tensor, nn
 
-from experiments.benchmark.ratio import ratio_of
 from models.shape import TransformerShape
 from models.transformer import EncoderLayer
 from suite.device import synchronize
@@ -24,6 +23,7 @@ from suite.pipeline.runtime import weight_grad
 from suite.pipeline.runtime.boundary import CutSpec
 from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
+from tests.bench.ratio import ratio_of
 from tests.suite.pipeline.runtime.test_grad_sums import multiply, multiply_and_add
 
 SHAPES = {

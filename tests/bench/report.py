@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from experiments.benchmark.ratio import PRECISION
-from experiments.benchmark.results import KINDS, PARTS, TOLERANCE, Result
 from experiments.report.figure import COLOURS, INK, new_figure
 from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value
+from tests.bench.ratio import PRECISION
+from tests.bench.results import KINDS, PARTS, TOLERANCE, Result
 
 HEADINGS = (
     "entrant",

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiments.benchmark.peers.workload import (
-    BenchWorkload,
-    LanguageModelWork,
-    OverheadWork,
-    SyntheticWork,
-    TranslationWork,
-)
 from suite.errors import SettingError, nearest
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+from tests.bench.peers.workload import (
+    BenchWorkload,
+    LanguageModelWork,
+    OverheadWork,
+    SyntheticWork,
+    TranslationWork,
+)
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,10 @@ CASES: dict[str, tuple[Case, ...]] = {
 }
 
 
-FEED = "feed"
-"""The benchmark of the mini-batches, which has no pipeline and no cases."""
-
-
 def cases(name: str) -> tuple[Case, ...]:
     """Returns the cases of a name. Raises SettingError for an unknown one."""
     if name not in CASES:
-        raise SettingError(f"there is no benchmark {name!r}; {nearest(name, (*CASES, FEED))}")
+        raise SettingError(f"there is no benchmark {name!r}; {nearest(name, CASES)}")
     return CASES[name]
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from experiments.benchmark.peers.cell import Cell, CellRunner
-from experiments.benchmark.peers.peer import BenchContext
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.planning.partition import cell_ranges
 from suite.training.optimizer import keep_on_the_host
+from tests.bench.peers.cell import Cell, CellRunner
+from tests.bench.peers.peer import BenchContext
 
 
 class DeepSpeedPipeline(CellRunner):

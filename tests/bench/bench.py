@@ -14,14 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmark.cases import FEED, Case, cases, ideal_fill_drain_s, turn_order
-from experiments.benchmark.peers.peer import Entrant
-from experiments.benchmark.peers.workload import BenchWorkload
-from experiments.benchmark.report import entrants_table, page, summary
-from experiments.benchmark.results import Result, Score
 from launch.backends.processes import run_processes
-from launch.benchmarks.feed import feed_table
-from launch.benchmarks.worker import BenchInputs, Observation, reference_gradients, run_turns, tensor_name
 from launch.runs.store import RUNS
 from launch.worker.devices import cpu_model
 from launch.worker.measure import LayerMeasurements, measure_layers
@@ -34,6 +27,13 @@ from suite.pipeline.planning.partition import partition
 from suite.pipeline.planning.plan import Plan, make_plan
 from suite.pipeline.planning.schedule_choice import search_schedule
 from suite.pipeline.planning.simulate import Link
+from tests.bench.cases import Case, cases, ideal_fill_drain_s, turn_order
+from tests.bench.entrants import ENTRANTS
+from tests.bench.peers.peer import Entrant
+from tests.bench.peers.workload import BenchWorkload
+from tests.bench.report import entrants_table, page, summary
+from tests.bench.results import Result, Score
+from tests.bench.worker import BenchInputs, Observation, reference_gradients, run_turns, tensor_name
 
 FOLDER = RUNS / "tables"
 
@@ -43,15 +43,8 @@ def bench(name: str, console: Console) -> list[str]:
 
     Raises SettingError for an unknown name.
     """
-    if name == FEED:
-        feed = feed_table(console)
-        console.print(feed.rich_table() if console.is_terminal else feed.markdown())
-        console.print(f"written: {', '.join(map(str, feed.write(FOLDER)))}")
-        return []
     requested_cases = cases(name)
     (FOLDER / "bench.log").unlink(missing_ok=True)
-    from launch.benchmarks.entrants import ENTRANTS
-
     results, failures = [], []
     for case in requested_cases:
         result = run(case, ENTRANTS, console)

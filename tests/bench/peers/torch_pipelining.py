@@ -9,10 +9,10 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from experiments.benchmark.peers.cell import Cell, CellRunner
-from experiments.benchmark.peers.peer import BenchContext, sum_over_replicas
 from suite.pipeline.model.layers import Tensors, as_tuple
 from suite.pipeline.planning.partition import cell_ranges
+from tests.bench.peers.cell import Cell, CellRunner
+from tests.bench.peers.peer import BenchContext, sum_over_replicas
 
 REFUSED_BY_SPLIT_BACKWARD = {
     "translation": "PyTorch's split backward (2.13) loses the gradient of the target's embedding, which is not on the "

@@ -7,14 +7,14 @@ from functools import partial
 
 import torch
 
-from experiments.benchmark.peers.cell import OneProcess
-from experiments.benchmark.peers.deepspeed_pipeline import DeepSpeedPipeline
-from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients
-from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD, TorchPipelining
-from experiments.benchmark.peers.workload import SEED
 from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
+from tests.bench.peers.cell import OneProcess
+from tests.bench.peers.deepspeed_pipeline import DeepSpeedPipeline
+from tests.bench.peers.peer import BenchContext, Entrant, Gradients
+from tests.bench.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD, TorchPipelining
+from tests.bench.peers.workload import SEED
 
 
 class Suite:

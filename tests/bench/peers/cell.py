@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from experiments.benchmark.peers.peer import BenchContext, Gradients
-from experiments.benchmark.peers.workload import SEED, BenchWorkload
 from suite.pipeline.model.layers import Tensors, as_tuple, materialize
 from suite.pipeline.model.rng import initial_seed
+from tests.bench.peers.peer import BenchContext, Gradients
+from tests.bench.peers.workload import SEED, BenchWorkload
 
 
 class Cell(nn.Module):

@@ -11,9 +11,9 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from experiments.benchmark.cases import Case
-from experiments.benchmark.ratio import Ratio, ratio_of
 from suite.pipeline.planning.costs import LayerCost
+from tests.bench.cases import Case
+from tests.bench.ratio import Ratio, ratio_of
 
 TOLERANCE = 1e-4
 """Largest allowed relative difference of a gradient from one process's; fp32 sums in another order."""
@@ -39,7 +39,7 @@ class Score:
     difference: float = 0.0
     """Largest relative difference of a parameter's gradient from one process's; infinite if one is missing."""
     ideal_s: float | None = None
-    """Seconds of an ideal fill-drain step (``experiments.benchmark.cases.ideal_fill_drain_s``)."""
+    """Seconds of an ideal fill-drain step (``tests.bench.cases.ideal_fill_drain_s``)."""
     memory_limit_bytes: int | None = None
     """The memory limit of its plan in bytes."""
     simulated_s: float | None = None

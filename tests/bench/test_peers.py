@@ -7,16 +7,16 @@ import torch
 from rich.console import Console
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-from experiments.benchmark.cases import Case
-from experiments.benchmark.peers.cell import Cell
-from experiments.benchmark.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD
-from experiments.benchmark.peers.workload import SyntheticWork, TranslationWork
-from experiments.benchmark.results import TOLERANCE
-from launch.benchmarks import bench
-from launch.benchmarks.entrants import ENTRANTS, PEERS
 from models.shape import TransformerShape
 from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.planning.costs import LayerCost
+from tests.bench import bench
+from tests.bench.cases import Case
+from tests.bench.entrants import ENTRANTS, PEERS
+from tests.bench.peers.cell import Cell
+from tests.bench.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD
+from tests.bench.peers.workload import SyntheticWork, TranslationWork
+from tests.bench.results import TOLERANCE
 from tests.marks import slow_but_for
 
 SLEEPERS = SyntheticWork(3, 6, forward_s=0.0, shape=(2, 3, 4))

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from experiments.benchmark.peers.workload import BenchWorkload
 from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.bench.peers.workload import BenchWorkload
 
 Gradients = dict[tuple[int, str], Tensor]
 

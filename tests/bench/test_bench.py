@@ -15,18 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from experiments.benchmark import cases
-from experiments.benchmark.cases import CASES, Case, ideal_fill_drain_s, turn_order
-from experiments.benchmark.peers.cell import OneProcess
-from experiments.benchmark.peers.peer import Entrant
-from experiments.benchmark.peers.workload import SyntheticWork
-from experiments.benchmark.report import HEADINGS, entrants_table, page, summary
-from experiments.benchmark.results import TOLERANCE, Result, Score
 from experiments.report.figure import svg
 from experiments.tables.table2 import closed_form
-from launch.benchmarks import bench, entrants
 from suite.errors import SettingError, WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
+from tests.bench import bench, cases, entrants
+from tests.bench.__main__ import main
+from tests.bench.cases import CASES, Case, ideal_fill_drain_s, turn_order
+from tests.bench.peers.cell import OneProcess
+from tests.bench.peers.peer import Entrant
+from tests.bench.peers.workload import SyntheticWork
+from tests.bench.report import HEADINGS, entrants_table, page, summary
+from tests.bench.results import TOLERANCE, Result, Score
 from tests.launch.command_line import call
 
 TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, rounds=2)
@@ -205,3 +205,11 @@ def test_cases_by_name():
     with pytest.raises(SettingError, match="did you mean layers"):
         cases.cases("layer")
     assert TOLERANCE <= 1e-4
+
+
+def test_the_command_lists_the_cases_and_refuses_a_wrong_name(capsys):
+    assert main("") == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in CASES)
+    assert main("sleepin") == 2
+    assert capsys.readouterr().err == "error: there is no benchmark 'sleepin'; did you mean sleeping?\n"

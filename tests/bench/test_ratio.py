@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.benchmark.ratio import PRECISION, ratio_of
+from tests.bench.ratio import PRECISION, ratio_of
 
 
 def test_a_ratio_by_hand():

@@ -28,10 +28,6 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from experiments.benchmark.cases import Case
-from experiments.benchmark.peers.cell import WholeModel
-from experiments.benchmark.peers.peer import BenchContext, Entrant, Gradients, Runner
-from experiments.benchmark.peers.workload import BenchWorkload
 from experiments.tables.sleeping import no_sleep
 from launch.backends.network_interface import rendezvous_store
 from launch.backends.processes import run_processes
@@ -40,6 +36,10 @@ from launch.worker.log_file import log_to
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.bench.cases import Case
+from tests.bench.peers.cell import WholeModel
+from tests.bench.peers.peer import BenchContext, Entrant, Gradients, Runner
+from tests.bench.peers.workload import BenchWorkload
 
 DEADLINE_S = 3600.0
 """Longest life of a case's processes."""
