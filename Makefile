@@ -34,10 +34,10 @@ checkpoints: $(READY) ## list the checkpoints of a run; verifies every file: RUN
 plan: $(READY) ## estimate a run: NAME= (or transformer_<L>, amoebanet_<L>x<D>), CLUSTER=2x8xH100, BEST=1, FORMAT=json, SCALE=, SET=; without NAME: a list
 	@$(GPIPE) plan --cluster "$$CLUSTER" --scale "$${SCALE:-auto}" --set "$$SET" --format "$${FORMAT:-text}" $(if $(filter-out 0,$(BEST)),--best) -- "$$NAME"
 
-table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, prediction, paper_plans, breakdown (RUN=); without NAME, list them
+table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN=); without NAME, list them
 	@$(GPIPE) table --run "$$RUN" -- "$$NAME"
 
-bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead; without NAME, list them
+bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead, prediction; without NAME, list them
 	@$(VENV)/bin/python -m tests.bench "$$NAME"
 
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, laptop_long, tiny, gpu, paper; without NAME, list them and their scales

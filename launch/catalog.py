@@ -16,8 +16,6 @@ TABLES = {
     "3": "throughput without fast links between devices",
     "4": "transfer learning on images, from runs of the sweep transfer",
     "5": "loss and BLEU by batch size, from runs of the sweep batch_size",
-    "prediction": "predicted step time and memory compared with measurements",
-    "paper_plans": "plans of the paper's translation runs on four clusters",
     "breakdown": "where the time of a step goes, from a run with a trace: RUN= or --run, by default the latest",
 }
 """The tables that ``make table`` can make, by name."""

@@ -16,8 +16,6 @@ from experiments.sweeps import batch_size
 from experiments.sweeps.report.results import read_results
 from experiments.sweeps.transfer import transfer_table
 from experiments.tables.breakdown import breakdown_table
-from experiments.tables.paper_plans import paper_plans_table
-from experiments.tables.prediction import PredictedModel, Round, prediction_table
 from experiments.tables.table1 import amoebanet_table, transformer_table
 from experiments.tables.table2 import Measurement, SleepingWork, amoebanet_speeds, table_2, table_3
 from launch.backends.processes import run_processes
@@ -31,17 +29,12 @@ from suite.errors import SettingError, nearest
 from suite.log import Log
 from suite.paths import read_json
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.trace import read_traces
 
 FOLDER = RUNS / "tables"
 
 SECONDS_A_CASE, FEWEST_STEPS, MOST_STEPS = 8.0, 3, 5
-
-ROUNDS = 3
-"""Rounds of predicting and running, alternating."""
 
 
 def table(name: str, run: str, console: Console) -> None:
@@ -55,8 +48,6 @@ def table(name: str, run: str, console: Console) -> None:
         "3": lambda: [table_3(step_of, report)],
         "4": lambda: [transfer_table(RUNS)],
         "5": _batch_sizes,
-        "prediction": lambda: [prediction_table(lambda work: [_plan_and_run(work, at, log) for at in range(ROUNDS)])],
-        "paper_plans": lambda: [paper_plans_table(report)],
         "breakdown": lambda: [_breakdown(run)],
     }
     if name not in tables:
@@ -101,23 +92,6 @@ def _costs(work: ImageExperiment, log: Log) -> Sequence[LayerCost]:
     if not found.measured:
         raise SettingError(f"this table needs measured costs, and only estimates are available: {found.source}")
     return found.costs
-
-
-def _plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
-    """Plans a work from newly measured costs, and runs it."""
-    cache = FOLDER / "costs"
-    for cached_file in cache.glob("*.json"):
-        cached_file.unlink()  # each round measures anew
-    found = MeasuredCosts(cache, lambda text: None)(work, cores())
-    parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
-    plan = make_plan(found.costs, work.pipeline, parameter_bytes, found.machine)
-    run = measure.MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config)
-    steps: list[measure.Steps] = run_processes(measure.measure_steps, work.pipeline.stages, run, 7)
-    peaks: list[int] = run_processes(measure.measure_peak_bytes, work.pipeline.stages, run)
-    measured_s = statistics.median(measure.slowest_s(steps))
-    planned_bytes = tuple(stage.peak_bytes - found.machine.process_bytes for stage in plan.cells)
-    log(f"{work.name}, round {at + 1}: predicted {plan.step_s:.3f} s, measured {measured_s:.3f} s")
-    return Round(plan.step_s, measured_s, planned_bytes, tuple(peaks))
 
 
 def _breakdown(requested: str) -> Table:

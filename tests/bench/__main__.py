@@ -7,8 +7,11 @@ from rich.table import Table
 
 from experiments.base.hints import command, option
 from suite.errors import SuiteError
-from tests.bench.bench import bench
+from tests.bench.bench import FOLDER, bench
 from tests.bench.cases import CASES
+from tests.bench.prediction import ROUNDS, prediction_table
+
+PREDICTION = "prediction"
 
 
 def main(name: str) -> int:
@@ -16,6 +19,11 @@ def main(name: str) -> int:
     console, errors = Console(), Console(stderr=True, soft_wrap=True, highlight=False)
     if not name:
         console.print(benchmarks())
+        return 0
+    if name == PREDICTION:
+        table = prediction_table(console.print)
+        console.print(table.rich_table() if console.is_terminal else table.markdown())
+        console.print(f"written: {', '.join(map(str, table.write(FOLDER)))}")
         return 0
     try:
         wrong = bench(name, console)
@@ -32,6 +40,7 @@ def benchmarks() -> Table:
     rows = Table(option("NAME"), "cases", "rounds", title=title, title_justify="left")
     for name, cases in CASES.items():
         rows.add_row(name, "\n".join(case.title for case in cases), str(cases[0].rounds))
+    rows.add_row(PREDICTION, "the plans of three models compared with their runs", str(ROUNDS))
     return rows
 
 

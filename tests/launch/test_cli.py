@@ -87,7 +87,7 @@ def test_the_list_of_commands_is_fixed():
         (["report", "capasity"], ["there is no sweep 'capasity'", "did you mean capacity"]),
         (["report", "capacity"], ["no run of the sweep capacity is finished yet"]),
         (["report"], ["no run of any sweep"]),
-        (["table", "6"], ["unknown table '6'", "prediction"]),
+        (["table", "6"], ["unknown table '6'", "breakdown"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
         (["gpu-check"], ["needs a GPU", "sees no GPU", "nvidia-smi", "--device cpu"]),

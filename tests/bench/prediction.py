@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +12,26 @@ from experiments.base.workload import SingleThreadWorkload, random_ids
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.language_model.runs import language_model
 from experiments.report.table import Table, Value, relative_spread
+from launch.backends.processes import run_processes
+from launch.planning.layer_costs import MeasuredCosts
+from launch.runs.store import RUNS
+from launch.worker import measure
+from launch.worker.devices import cores
 from models import resnet, transformer
 from models.language_model import LanguageModelShape
 from models.loss import ClassificationLoss, TranslationLoss
 from models.transformer import TransformerShape
+from suite.log import Log
 from suite.pipeline.model.layers import meta_device
+from suite.pipeline.planning.memory import bytes_per_parameter
+from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import PipelineSettings
+
+ROUNDS = 3
+"""Rounds of planning and running, alternating."""
+
+FOLDER = RUNS / "tables"
 
 PIPELINE = PipelineSettings(stages=2, micro_batches=8)
 
@@ -80,11 +92,11 @@ class Round:
     measured_bytes: tuple[int, ...]
 
 
-def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Table:
-    """Compares predicted with measured values; ``measure`` alternates planning and running for several rounds."""
+def prediction_table(log: Log) -> Table:
+    """Compares predicted with measured values, after several rounds of planning and running."""
     rows: list[dict[str, Value]] = []
     for work in (EncoderDecoder(), decoder_only(), Convolutional()):
-        rounds = measure(work)
+        rounds = [plan_and_run(work, at, log) for at in range(ROUNDS)]
         predicted = statistics.median(each.predicted_s for each in rounds)
         steps = [each.measured_s for each in rounds]
         measured = statistics.median(steps)
@@ -112,3 +124,20 @@ def prediction_table(measure: Callable[[PredictedModel], Sequence[Round]]) -> Ta
     ]
     values = [list(row.values()) for row in rows]
     return Table("prediction", "Plan against run, real layers", list(rows[0]), values, notes)
+
+
+def plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
+    """Plans a work from newly measured costs, and runs it."""
+    cache = FOLDER / "costs"
+    for cached_file in cache.glob("*.json"):
+        cached_file.unlink()  # each round measures anew
+    found = MeasuredCosts(cache, lambda text: None)(work, cores())
+    parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
+    plan = make_plan(found.costs, work.pipeline, parameter_bytes, found.machine)
+    run = measure.MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config)
+    steps: list[measure.Steps] = run_processes(measure.measure_steps, work.pipeline.stages, run, 7)
+    peaks: list[int] = run_processes(measure.measure_peak_bytes, work.pipeline.stages, run)
+    measured_s = statistics.median(measure.slowest_s(steps))
+    planned_bytes = tuple(stage.peak_bytes - found.machine.process_bytes for stage in plan.cells)
+    log(f"{work.name}, round {at + 1}: predicted {plan.step_s:.3f} s, measured {measured_s:.3f} s")
+    return Round(plan.step_s, measured_s, planned_bytes, tuple(peaks))
