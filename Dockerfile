@@ -37,6 +37,8 @@ COPY suite suite
 COPY models models
 COPY experiments experiments
 COPY launch launch
+COPY tests/__init__.py tests/
+COPY tests/gpu tests/gpu
 RUN pip install --no-deps . \
  && pip check
 

@@ -94,8 +94,8 @@ stop: $(READY) ## end a job: JOB=, ADDRESS=; make submit RUN= resumes its run
 fetch: $(READY) ## copy the files of a job, without checkpoints, to runs/: JOB=, ADDRESS=
 	@$(GPIPE) fetch --address "$$ADDRESS" -- "$$JOB"
 
-gpu-check: $(READY) ## the first hour on a GPU: gradients, a step's time and memory; MINUTES=25, DEVICE=cuda|cpu; it resumes; without this environment: python -m launch.gpu_check
-	@$(GPIPE) gpu-check --minutes "$${MINUTES:-25}" --device "$${DEVICE:-cuda}"
+gpu-check: $(READY) ## the first hour on a GPU: gradients, an update on all GPUs, a step's time and memory, K = 2; DEVICE=cuda|cpu (docs/gpu.md)
+	@$(VENV)/bin/python -m tests.gpu --device "$${DEVICE:-cuda}"
 
 doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=http://head:8265 or host:port, STORAGE=folder-or-URL
 	@$(GPIPE) doctor --address "$$ADDRESS" --storage "$$STORAGE"

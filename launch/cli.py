@@ -184,17 +184,6 @@ def report(
     write_report(name, scale, console)
 
 
-@app.command("gpu-check")
-def check_gpu(
-    minutes: Annotated[float, typer.Option(help="a part starts only if its estimate fits what is left")] = 25.0,
-    device: Annotated[str, typer.Option(help="cuda, or cpu for the same parts at small size")] = "cuda",
-) -> None:
-    """Check GPUs: gradients, an update on all, a step's time and memory, K = 2; needs no data; resumes."""
-    from launch.gpu_check import command as gpu_check
-
-    gpu_check.check(console.print, lambda table: console.print(table.rich_table()), "gpipe gpu-check", device, minutes)
-
-
 for other_command in (*cli_runs.COMMANDS, *cli_cluster.COMMANDS):
     app.command()(other_command)
 

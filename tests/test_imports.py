@@ -15,7 +15,6 @@ ORDER = [
     "launch/cli_options",
     "launch/jobs",
     "launch/tables",
-    "launch/gpu_check",
     "launch/sweeps",
     "launch/diff",
     "launch/train",

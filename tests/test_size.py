@@ -15,7 +15,6 @@ BUDGETS = {
     "launch/backends": 1720,
     "launch/diagnostics": 1185,
     "launch/diff": 1408,
-    "launch/gpu_check": 644,
     "launch/inference": 1218,
     "launch/jobs": 1435,
     "launch/planning": 547,

@@ -43,7 +43,7 @@ def here(monkeypatch, tmp_path):
 def test_the_list_of_commands_is_fixed():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "check", "checkpoints", "diff", "doctor", "experiment", "export", "fetch", "generate", "gpu-check",
+        "check", "checkpoints", "diff", "doctor", "experiment", "export", "fetch", "generate",
         "jobs", "list", "logs", "plan", "report", "resume", "runs", "score", "settings", "stop", "submit",
         "sweep", "sync", "table", "translate", "watch",
     }  # fmt: skip
@@ -90,7 +90,6 @@ def test_the_list_of_commands_is_fixed():
         (["table", "6"], ["unknown table '6'", "breakdown"]),
         (["table", "breakdown"], ["has a trace yet"]),
         (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
-        (["gpu-check"], ["needs a GPU", "sees no GPU", "nvidia-smi", "--device cpu"]),
         (["submit", "t128_6", "--address", "http://127.0.0.1:1"], ["t128_6", "did you mean t128_6b"]),
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME=", "depth_width"]),

@@ -1,6 +1,6 @@
 """``python -m tests.slow.bits``: hashes of a small model's weights after five steps in bf16, by K and schedule.
 
-It runs on a GPU if there is one, which serves all workers (``launch.gpu_check.workers``), so K = 4 over NCCL needs one.
+It runs on a GPU if there is one, which serves all workers (``tests.gpu.workers``), so K = 4 over NCCL needs one.
 Fill-drain runs the backwards of micro-batches from the last to the first, the others from the first to the last: two
 orders of the same sums, so two hashes.
 """
@@ -11,8 +11,6 @@ from dataclasses import replace
 import torch
 
 from launch.backends.processes import run_processes
-from launch.gpu_check import workers
-from launch.gpu_check.work import make_batch
 from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from models.loss import TranslationLoss
 from models.shape import TransformerShape
@@ -20,6 +18,8 @@ from models.transformer import layers
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.settings import OptimizerSettings
+from tests.gpu import workers
+from tests.gpu.work import make_batch
 
 SHAPE = TransformerShape(4, 256, 1024, 4, 1000, dropout=0.1)
 

@@ -57,7 +57,6 @@ EXAMPLES = [
     Example("check", ("digits.py:digits", "--steps", "1"), "same training as plain PyTorch"),
     Example("diff", ("digits.py:digits", "--a", "plain", "--b", "pipeline.stages=2"), "tensors"),
     Example("sweep", says="depth_width"),
-    Example("gpu-check", ("--device", "cpu", "--minutes", "0.1"), "gradients"),
     Example("doctor", ("--address", "ADDRESS", "--storage", "storage"), "ok"),
     Example(
         "submit",

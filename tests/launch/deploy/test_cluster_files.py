@@ -251,7 +251,8 @@ def test_the_image_has_all_that_the_suite_needs_at_the_pinned_versions_and_runs_
     steps = instructions()
     copied = {word for name, rest in steps if name == "COPY" for word in rest.split()[:-1]}
     packages = {pattern.removesuffix("*") for pattern in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
-    assert packages | {"pyproject.toml", "constraints.txt", PROJECT["project"]["readme"], "LICENSE"} == copied
+    files = {"pyproject.toml", "constraints.txt", PROJECT["project"]["readme"], "LICENSE"}
+    assert packages | files | {"tests/__init__.py", "tests/gpu"} == copied, "and the check of GPUs"
     assert all((ROOT / name).exists() for name in copied)
     runs = [rest for name, rest in steps if name == "RUN"]
     assert "pip install --constraint constraints.txt ." in runs[1]

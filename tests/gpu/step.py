@@ -8,11 +8,11 @@ from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from launch.backends.processes import run_processes
-from launch.gpu_check.gradients import Record
-from launch.gpu_check.work import Sizes
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
+from tests.gpu.gradients import Record
+from tests.gpu.work import Sizes
 
 STEPS = 8
 

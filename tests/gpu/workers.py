@@ -11,7 +11,6 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from launch.gpu_check.work import model
 from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.distributed import init_process_group, shared_gpu
 from models import embedding
@@ -24,6 +23,7 @@ from suite.pipeline.runtime.weight_grad import weight_grad_sum
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings
+from tests.gpu.work import model
 
 Arrays = Mapping[str, NDArray[np.float64]]
 """By layer and name of a parameter."""

@@ -27,8 +27,6 @@ from torch import Tensor, nn
 
 from experiments.base.cluster import Cluster
 from launch.backends.processes import run_processes
-from launch.gpu_check.work import Sizes, make_batch, model
-from launch.gpu_check.workers import Arrays, Start, add_product, cells_of, parameters, train, train_and_update
 from models.blocks import FeedForward
 from suite.device import MULTIPLIES_BF16_INTO_FP32
 from suite.pipeline.model.cells import CellPlacement
@@ -38,6 +36,8 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.boundary import CutSpec
 from suite.pipeline.runtime.skip import SkipLayout, find_skips
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
+from tests.gpu.work import Sizes, make_batch, model
+from tests.gpu.workers import Arrays, Start, add_product, cells_of, parameters, train, train_and_update
 
 Record = dict[str, Any]
 """``rows``: what was measured, the number, and the one that it is compared with; ``faults``, as clauses."""

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from experiments.base.cluster import Cluster
-from launch.gpu_check import command, gradients, parts, step, work, workers
 from launch.worker.measure import MeasuredPipeline
 from models.shape import TransformerShape
 from suite.errors import DeviceError, PlacementError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.runtime.weight_grad import weight_grad_sum
+from tests.gpu import check as command
+from tests.gpu import gradients, step, work, workers
 from tests.suite.pipeline.runtime.test_communication_errors import system_error
 
 CPU = Cluster(2, 4 * GIB, "cpu")
@@ -28,20 +29,18 @@ TINY = work.Sizes(
 )
 
 
-def check(folder, minutes=60.0, show=lambda table: None):
-    lines: list[str] = []
+def check(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(work, "SMALL", TINY)
-        command.check(lines.append, show, "a test", "cpu", minutes, folder)
-    return json.loads((folder / "cpu.json").read_text()), lines
+        command.check("cpu", folder)
+    return json.loads((folder / "cpu.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The folder, the JSON object, the tables shown and the logged lines."""
-    folder, shown = tmp_path_factory.mktemp("check"), []
-    results, lines = check(folder, show=shown.append)
-    return folder, results, shown, lines
+    """The folder, and what is in its file."""
+    folder = tmp_path_factory.mktemp("check")
+    return folder, check(folder)
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +48,9 @@ def start():
     return gradients.choose_start(TINY)
 
 
-def test_every_part_is_done_and_its_numbers_are_in_the_json(written):
-    _, results, _, _ = written
-    assert list(results["parts"]) == [part.name for part in parts.PARTS]
+def test_every_part_is_done_and_its_numbers_are_in_both_files(written):
+    folder, results = written
+    assert list(results["parts"]) == [part.name for part in command.all_parts()]
     for name, part in results["parts"].items():
         assert (part["status"], part["faults"]) == ("done", []), (name, part)
     one, two, exact = results["parts"]["gradients"], results["parts"]["two_stages"], results["parts"]["update"]
@@ -64,88 +63,30 @@ def test_every_part_is_done_and_its_numbers_are_in_the_json(written):
     (_, seconds, planned_s), (_, gib, planned_gib) = results["parts"]["step"]["rows"]
     assert min(seconds, planned_s) > 0
     assert 0 < gib <= planned_gib
+    rows = [line for line in (folder / "cpu.md").read_text().splitlines() if line.startswith("| ")]
+    assert [row.split(" | ")[0] for row in rows[1:]] == [
+        *["| gradients"] * 3, "| update", *["| step"] * 2, *["| two_stages"] * 2,
+    ]  # fmt: skip
 
 
-def test_the_page_has_the_table(written):
-    folder, _, (table,), lines = written
-    assert (folder / "cpu.md").read_text() == table.markdown()
-    assert table.title.startswith("`a test` on ")
-    assert str(folder) in lines[-1]
-
-
-@pytest.mark.slow
-def test_a_second_call_takes_finished_parts_and_runs_the_others(written, tmp_path, monkeypatch):
-    _, results, _, _ = written
-    changed = json.loads(json.dumps(results))
-    changed["parts"]["two_stages"] = {"status": "failed", "reason": "out of memory"}
-    changed["parts"]["step"]["faults"] = ["a loss is nan"]
-    (tmp_path / "cpu.json").write_text(json.dumps(changed))
-    ran = []
-    original = parts._run
-    monkeypatch.setattr(parts, "_run", lambda part, *rest: ran.append(part.name) or original(part, *rest))
-    again, _ = check(tmp_path)
-    assert ran == ["step", "two_stages"]
-    assert again["parts"]["gradients"] == results["parts"]["gradients"] | {"resumed": True}
-    assert again["parts"]["step"]["faults"] == []
-
-
-@pytest.mark.parametrize("key", ["torch", "code", "machine", "sizes", "drivers"])
-def test_results_of_another_version_device_or_size_are_not_taken(written, tmp_path, key):
-    _, results, _, _ = written
-    path = tmp_path / "cpu.json"
-    same = {name: value for name, value in results.items() if name != "parts"}
-    path.write_text(json.dumps(results))
-    assert command._earlier(path, same) == results["parts"]
-    assert command._earlier(path, same | {key: {}}) == {}
-    path.write_text(json.dumps(results)[:-9])
-    assert command._earlier(path, same) == {}
-
-
-def test_a_part_starts_only_if_its_estimate_fits(tmp_path):
-    results, lines = check(tmp_path, minutes=0.05)
-    assert {part["status"] for part in results["parts"].values()} == {"not run"}
-    assert results["parts"]["gradients"]["reason"].startswith("its estimate of 20 s is more than the 3 s left")
-    assert any("gradients: not run" in line for line in lines)
-
-
-def test_a_part_that_fails_does_not_end_the_others(monkeypatch):
+def test_a_part_that_fails_does_not_end_the_others(monkeypatch, tmp_path):
     def fail(sizes, machine):
         raise RuntimeError("CUDA out of memory\nand more")
 
-    two = (parts.Part("a", "a", 1, 1, fail), parts.Part("b", "b", 1, 1, lambda *_: {"faults": []}))
-    monkeypatch.setattr(parts, "PARTS", two)
-    saved = [dict(records) for records in parts.run_parts(TINY, CPU, 1, {}, lambda text: None)]
-    found = saved[-1]
-    assert (found["a"]["status"], found["a"]["reason"]) == ("failed", "RuntimeError: CUDA out of memory")
-    assert found["b"]["status"] == "done"
-    assert saved == [{"a": found["a"]}, found]
+    two = (command.Part("a", "a", fail), command.Part("b", "b", lambda *_: {"faults": []}))
+    monkeypatch.setattr(command, "all_parts", lambda: two)
+    with pytest.raises(PlacementError, match=r"^a failed: RuntimeError: CUDA out of memory$"):
+        check(tmp_path)
+    found = json.loads((tmp_path / "cpu.json").read_text())["parts"]
+    assert (found["a"]["status"], found["b"]["status"]) == ("failed", "done")
 
 
-def test_an_earlier_fault_is_not_forgotten_when_its_part_does_not_run_again(written, tmp_path):
-    _, results, _, _ = written
-    changed = json.loads(json.dumps(results))
-    changed["parts"]["gradients"]["faults"] = ["float32 gradients differ"]
-    (tmp_path / "cpu.json").write_text(json.dumps(changed))
-    with pytest.raises(DeviceError, match="float32 gradients differ; do not train on this device"):
-        check(tmp_path, minutes=0.05)
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        (
-            {"status": "failed", "reason": "RuntimeError: boom"},
-            "step failed: RuntimeError: boom; the next call runs it",
-        ),
-        ({"over_plan": "a step held 3.20 GiB and the plan says 3.00"}, "3.20 GiB and the plan says 3.00; plans for"),
-    ],
-)
-def test_a_failed_part_and_a_peak_above_the_plan_end_with_a_sentence(written, tmp_path, part, message):
-    _, results, _, _ = written
-    changed = results["parts"] | {"step": results["parts"]["step"] | part}
-    with pytest.raises(PlacementError, match=message):
-        command._raise_faults(changed, tmp_path)
-    command._raise_faults(results["parts"], tmp_path)
+def test_a_peak_above_the_plan_ends_with_a_sentence(written, tmp_path):
+    _, results = written
+    over = results["parts"]["step"] | {"over_plan": "a step held 3.20 GiB and the plan says 3.00"}
+    with pytest.raises(PlacementError, match=r"3\.20 GiB and the plan says 3.00; plans for"):
+        command.raise_faults(results["parts"] | {"step": over}, tmp_path)
+    command.raise_faults(results["parts"], tmp_path)
 
 
 def test_a_peak_above_its_plan_is_named_with_both_numbers():
@@ -215,7 +156,8 @@ def test_an_error_of_a_thousandth_is_found_and_written(monkeypatch, tmp_path):
         return results
 
     monkeypatch.setattr(gradients, "run_processes", on_a_wrong_device)
-    monkeypatch.setattr(parts, "PARTS", parts.PARTS[:1])
+    first, *_ = command.all_parts()
+    monkeypatch.setattr(command, "all_parts", lambda: [first])
     with pytest.raises(DeviceError, match=r"layer 1, feed\.inward\.weight: by 0\.001 .*do not train on this device"):
         check(tmp_path)
     found = json.loads((tmp_path / "cpu.json").read_text())["parts"]["gradients"]
@@ -277,8 +219,8 @@ def test_a_gpu_without_bf16_is_refused(monkeypatch):
 @pytest.mark.parametrize("name", ["update", "step"])
 def test_parts_say_where_deepspeed_is_missing(monkeypatch, name):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (part,) = (part for part in parts.PARTS if part.name == name)
-    found = parts._run(part, TINY, CPU)
+    (part,) = (part for part in command.all_parts() if part.name == name)
+    found = command.run_part(part, TINY, CPU)
     assert found == {"status": "skipped", "reason": f"a run's {name} is DeepSpeed's, and it is not installed; "
                      "make help installs it"}  # fmt: skip
 
@@ -316,9 +258,9 @@ def test_a_step_that_is_not_applied_is_a_fault(monkeypatch):
 def test_a_process_that_fails_gives_its_own_reason():
     trace = "worker 1 failed\nTraceback (most recent call last):\n  File ...\n"
     failed = RuntimeError(f"{trace}torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nTry: less\n")
-    assert parts.reason(failed) == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    assert command.reason(failed) == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
     full = system_error("Error while creating shared memory segment /dev/shm/nccl-1YsMbG (size 7340384)")
-    assert parts.reason(RuntimeError(trace + str(full))).startswith("NCCL has too little shared memory")
+    assert command.reason(RuntimeError(trace + str(full))).startswith("NCCL has too little shared memory")
 
 
 @pytest.mark.parametrize(
@@ -326,8 +268,6 @@ def test_a_process_that_fails_gives_its_own_reason():
     [
         ([], f"error: gpu-check needs a GPU: torch {torch.__version__}, which is built without CUDA, sees no GPU"),
         (["--device", "tpu"], "error: gpu-check has no device 'tpu'"),
-        (["--minutes", "0", "--device", "cpu"], "error: --minutes is 0; gpu-check needs more than 0"),
-        (["--minutes", "nan"], "error: --minutes is nan"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, sentence, monkeypatch, capsys):
@@ -340,7 +280,7 @@ def test_bad_input_is_one_sentence(arguments, sentence, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_as_a_module_it_is_one_sentence_too():
-    done = subprocess.run([sys.executable, "-m", "launch.gpu_check"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "tests.gpu"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert one_line(done.stderr).startswith("error: gpu-check needs a GPU")
 
@@ -359,8 +299,8 @@ def test_it_imports_no_other_pinned_packages_than_torch_numpy_and_pydantic():
     code = (
         "import sys, torch, torch.profiler, torch.distributed, torch._subclasses.fake_tensor\n"
         f"sys.modules.update(dict.fromkeys({forbidden!r}))  # an import of any of these now fails\n"
-        "from launch.gpu_check import command, parts\n"
-        "command.find_machine('cpu')\n"
+        "from tests.gpu import check\n"
+        "check.all_parts(), check.find_machine('cpu')\n"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=True)
 

@@ -1,0 +1,5 @@
+"""The command of the GPU check: ``make gpu-check``."""
+
+from tests.gpu.check import main
+
+main()
