@@ -64,8 +64,8 @@ translate: $(READY) ## translate a text by a trained run's model: RUN=, CHECKPOI
 generate: $(READY) ## continue a text by a trained language model: RUN=, CHECKPOINT=, TEXT="..."; options: gpipe generate --help
 	@$(GPIPE) generate --checkpoint "$$CHECKPOINT" -- "$$RUN" "$$TEXT"
 
-export: $(READY) ## a trained run's model as a folder that transformers loads: RUN=, CHECKPOINT=, FORMAT=huggingface
-	@$(GPIPE) export --format "$${FORMAT:-huggingface}" --checkpoint "$$CHECKPOINT" -- "$$RUN"
+export: $(READY) ## a trained run's model as model.safetensors, tokenizer and config.json: RUN=, CHECKPOINT=
+	@$(GPIPE) export --checkpoint "$$CHECKPOINT" -- "$$RUN"
 
 check: $(READY) ## does an experiment or a model of your own train in pipelines as in plain PyTorch, to the bit or up to rounding? NAME=, SET=
 	@$(GPIPE) check --scale "$${SCALE:-auto}" --set "$$SET" -- "$$NAME"

@@ -2,7 +2,7 @@
 
 python examples/finetune_llama.py          # makes a small one from a configuration, since this needs no download
 gpipe experiment examples/finetune_llama.py:llama
-gpipe export RUN                           # AutoModelForCausalLM.from_pretrained("RUN/huggingface") loads it
+gpipe export RUN                           # AutoModelForCausalLM.from_pretrained("RUN/export") loads it
 """
 
 from pathlib import Path

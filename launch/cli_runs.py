@@ -80,14 +80,13 @@ def generate(
 
 def export(
     run: str,
-    form: Annotated[str, typer.Option("--format", help="huggingface")] = "huggingface",
     checkpoint: CheckpointOption = "",
 ) -> None:
-    """Export a trained run's model as a folder that Hugging Face transformers loads."""
+    """Export a trained run's model: safetensors, tokenizer, sizes. A model of transformers leaves as it came in."""
     from launch.inference.export import export as export_run
     from suite.training.checkpoint import parse_choice
 
-    export_run(run, form, console, parse_choice(checkpoint))
+    export_run(run, console, parse_choice(checkpoint))
 
 
 def diff(

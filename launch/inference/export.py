@@ -1,24 +1,22 @@
-"""``make export RUN=... FORMAT=huggingface``: writes a trained run's model as a folder that ``transformers`` loads."""
+"""``make export RUN=...``: writes a trained run's model as safetensors, with its tokenizer and its sizes."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from torch import Tensor, nn
+from safetensors.torch import save_file
+from torch import nn
 
 from experiments.base.experiment import Experiment
 from experiments.custom.experiment import CustomExperiment
-from experiments.huggingface.card import model_card
 from experiments.huggingface.causal_lm import save_causal_lm
-from experiments.huggingface.convert import exported_model, exported_tokenizer
-from experiments.huggingface.language_model import save_language_model
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
@@ -29,41 +27,33 @@ from launch.runs.checkpoints import described_checkpoint, kind_of_checkpoint
 from launch.runs.store import RunFolder, find_run, run_lock
 from suite.data.documents.tokens import TokenData
 from suite.data.text.text import TextData
-from suite.errors import SettingError, nearest
-from suite.paths import read_json
 from suite.training.checkpoint import Checkpoint, Choice, values_of
 
-FORMATS = ("huggingface",)
+Save = Callable[[Path, Checkpoint], str]
+"""Writes a checkpoint's model to a folder; returns what is to be said of it, empty if nothing is."""
 
 
-def export(requested: str, export_format: str, console: Console, choice: Choice = None) -> Path:
-    """Writes ``<run>/huggingface/`` and returns it.
+def export(requested: str, console: Console, choice: Choice = None) -> Path:
+    """Writes ``<run>/export/`` and returns it.
 
-    Raises SettingError for an unknown format or while another process exports the run, CheckpointError for a run
-    without a valid checkpoint. A run in training can be exported.
+    Raises SettingError while another process exports the run, CheckpointError for a run without a valid checkpoint. A
+    run in training can be exported.
     """
-    if export_format not in FORMATS:
-        raise SettingError(f"unknown format {export_format!r}; {nearest(export_format, FORMATS)}")
     run = find_run(requested)
-    folder = run.path / export_format
-    with run_lock(run.path, f"{export_format}.lock"):
+    folder = run.path / "export"
+    with run_lock(run.path, "export.lock"):
         experiment = read_experiment_file(run.experiment)
         save = _saver(run, experiment, console, choice)
 
-        def write(checkpoint: Checkpoint) -> tuple[str, str]:
+        def write(checkpoint: Checkpoint) -> str:
             with _complete(folder) as draft:
                 return save(draft, checkpoint)
 
-        step, (size, remark) = from_first_valid(run, experiment, choice, console.print, write)
-        used = described_checkpoint(step, kind_of_checkpoint(run, experiment, step))
-        console.print(f"{used}{size}: {folder}")
+        step, remark = from_first_valid(run, experiment, choice, console.print, write)
+        console.print(f"{described_checkpoint(step, kind_of_checkpoint(run, experiment, step))}: {folder}")
         if remark:
             console.print(remark)
     return folder
-
-
-Save = Callable[[Path, Checkpoint], tuple[str, str]]
-"""Writes a checkpoint's model to a folder; returns the model's size in words, and a remark, each if there is one."""
 
 
 def _saver(run: RunFolder, experiment: Experiment, console: Console, choice: Choice) -> Save:
@@ -71,45 +61,37 @@ def _saver(run: RunFolder, experiment: Experiment, console: Console, choice: Cho
     if isinstance(experiment, CustomExperiment):
         return partial(_save_causal_lm, list(experiment.spec.layers))
     if isinstance(experiment, LanguageModelExperiment):
-        return partial(_save_language_model, experiment, load_data(run, experiment, TokenData, console, choice))
+        return partial(_save_weights, experiment, load_data(run, experiment, TokenData, console, choice))
     text_run = find_text_run(run)
-    data = load_data(run, text_run, TextData, console, choice)
-    return partial(_save_translation, text_run, data, read_json(run.scores))
+    return partial(_save_weights, text_run, load_data(run, text_run, TextData, console, choice))
 
 
-def _save_causal_lm(layers: list[nn.Module], draft: Path, checkpoint: Checkpoint) -> tuple[str, str]:
+def _save_causal_lm(layers: list[nn.Module], draft: Path, checkpoint: Checkpoint) -> str:
     """Writes a model of ``load_causal_lm`` back, one layer at a time."""
     others = save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
     if not others:
-        return "", ""
-    return "", f"{len(others)} files and folders of the model before training are not copied: {', '.join(others)}"
+        return ""
+    return f"{len(others)} files and folders of the model before training are not copied: {', '.join(others)}"
 
 
-def _save_language_model(
-    experiment: LanguageModelExperiment, data: TokenData, draft: Path, checkpoint: Checkpoint
-) -> tuple[str, str]:
-    parameters = save_language_model(draft, experiment, data, checkpoint.step, _all_layers(experiment, checkpoint))
-    return f", {parameters:,} parameters", ""
-
-
-def _save_translation(
-    experiment: TranslationExperiment,
-    data: TextData,
-    scores: dict[str, Any] | None,
+def _save_weights(
+    experiment: TranslationExperiment | LanguageModelExperiment,
+    data: TextData | TokenData,
     draft: Path,
     checkpoint: Checkpoint,
-) -> tuple[str, str]:
-    model = exported_model(experiment, _all_layers(experiment, checkpoint))
-    model.config.register_for_auto_class()  # type: ignore[no-untyped-call]
-    model.register_for_auto_class("AutoModelForSeq2SeqLM")  # type: ignore[no-untyped-call]
-    model.save_pretrained(draft)
-    exported_tokenizer(data).save_pretrained(draft)
-    (draft / "README.md").write_text(model_card(experiment, data, checkpoint.step, model.num_parameters(), scores))
-    return f", {model.num_parameters():,} parameters", ""
-
-
-def _all_layers(experiment: Experiment, checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
-    return {layer: values_of(checkpoint.read(layer)) for layer in range(experiment.list_length)}
+) -> str:
+    """Writes the weights under the names that ``suite.load`` gives them, the tokenizer, and the sizes."""
+    draft.mkdir()
+    values = {
+        f"layers.{layer}.{name}": value.contiguous()
+        for layer in range(experiment.list_length)
+        for name, value in values_of(checkpoint.read(layer)).items()
+    }
+    save_file(values, draft / "model.safetensors", metadata={"format": "pt"})
+    data.tokenizer.save_pretrained(draft)
+    sizes = {"experiment": experiment.name, "step": checkpoint.step, **experiment.model_dump(mode="json")["model"]}
+    (draft / "config.json").write_text(json.dumps(sizes, indent=1) + "\n")
+    return ""
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def test_a_llama_is_fine_tuned_and_written_back(tmp_path):
     gpipe_here(tmp_path, "experiment", f"{example}:llama", "--launcher", "local", "--set", FAST)
     (run,) = tmp_path.glob("runs/llama/*")
     gpipe_here(tmp_path, "export", run.name)
-    folders = example.with_name("llama"), run / "huggingface"
+    folders = example.with_name("llama"), run / "export"
     before, after = (AutoModelForCausalLM.from_pretrained(folder) for folder in folders)
     pairs = zip(before.parameters(), after.parameters(), strict=True)
     moved = [float((new - old).abs().max()) for old, new in pairs]

@@ -82,6 +82,6 @@ def test_without_values_each_target_has_its_own_defaults(place):
     assert made(place, "plan")[-4:] == ["--format", "text", "--", ""]
     assert made(place, "settings")[-4:] == ["--format", "text", "--", ""]
     assert made(place, "export", "RUN=r") == [
-        "export", "--format", "huggingface", "--checkpoint", "", "--", "r",
+        "export", "--checkpoint", "", "--", "r",
     ]  # fmt: skip
     assert made(place, "sweep", LAUNCHER="ray", SCALE="tiny")[2:5] == ["tiny", "--launcher", "ray"]

@@ -182,7 +182,7 @@ def example(name: str, stages: int, folder: Path, cache: Path) -> dict[str, Any]
     result = outcome(run)
     if is_llama:
         finish(start(folder, "export", run.name), folder)
-        files = sorted((run / "huggingface").glob("*.safetensors"))
+        files = sorted((run / "export").glob("*.safetensors"))
         tensors = sorted(item for file in files for item in tensor_digests(file).items())
         result["export"] = digest_of_text(json.dumps(tensors))
     shutil.rmtree(folder)

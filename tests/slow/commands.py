@@ -50,7 +50,7 @@ EXAMPLES = [
     Example("report", ("--run", "RUN"), "report.html"),
     Example("score", ("RUN", "--set", "score.beam=1 score.max_pairs=2"), "BLEU"),
     Example("translate", ("RUN", "The file was saved.", "--to", "de")),
-    Example("export", ("RUN",), "huggingface"),
+    Example("export", ("RUN",), "export"),
     Example("sync", ("RUN",), "WANDB_API_KEY", 2),
     Example("experiment", ("transformer_13", "--scale", "laptop", "--set", SMALL_LM), "step 4/4"),
     Example("generate", ("LM", "The file", "--tokens", "4")),

@@ -28,7 +28,7 @@ def export(folder, **files):
 @pytest.fixture
 def folder(tmp_path):
     """An export that its user keeps in git."""
-    folder = tmp_path / "huggingface"
+    folder = tmp_path / "export"
     export(folder, config_json="old", **{"model-1_safetensors": "old", "model_safetensors_index_json": "old"})
     write(folder, _git__HEAD="main", _gitattributes="lfs", notes_md="mine")
     return folder
@@ -40,19 +40,19 @@ def test_a_second_export_keeps_what_is_the_users(folder):
         "config.json": "new", "model.safetensors": "new", ".git/HEAD": "main", ".gitattributes": "lfs",
         "notes.md": "mine",
     }  # fmt: skip
-    assert [path.name for path in folder.parent.iterdir()] == ["huggingface"]
+    assert [path.name for path in folder.parent.iterdir()] == ["export"]
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 def test_files_have_the_mode_of_new_files(tmp_path, mask):
     before = os.umask(mask)
     try:
-        with _complete(tmp_path / "huggingface") as draft:
+        with _complete(tmp_path / "export") as draft:
             draft.mkdir()
             save_file({"a": torch.ones(2)}, draft / "model.safetensors")
     finally:
         os.umask(before)
-    assert (tmp_path / "huggingface/model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert (tmp_path / "export/model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2, 3, 4, 5])
