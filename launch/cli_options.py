@@ -51,11 +51,12 @@ ScaleOption = Annotated[
 
 
 def _settings_option(example: str) -> Any:
-    return typer.Option("--set", help=f'settings, such as "{example}"')
+    return typer.Option("--set", help=f'settings, such as "{example}"; several add up')
 
 
-SetOption = Annotated[str, _settings_option("train.steps=50 pipeline.stages=4")]
-ScoreSetOption = Annotated[str, _settings_option("score.beam=1 score.languages=de,fr")]
+NONE_GIVEN: list[str] = []  # typer copies it
+SetOption = Annotated[list[str], _settings_option("train.steps=50 pipeline.stages=4")]
+ScoreSetOption = Annotated[list[str], _settings_option("score.beam=1 score.languages=de,fr")]
 _LAUNCHERS = "ray: Ray; local: plain processes on this machine"
 LauncherOption = Annotated[
     LauncherName,

@@ -61,6 +61,7 @@ def test_the_list_of_commands_is_fixed():
         (["experiment", "t128_6b", "--set", "train.step=5"], ["train.step", "train.steps"]),
         (["experiment", "t128_6b", "--set", "train.steps=many"], ["train.steps", "integer", "many"]),
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
+        (["experiment", "t128_6b", "--set", "train.steps=1", "--set", "train.steps=2"], ["set twice, to 1 and to 2"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
         (["experiment", "t12_400m", "--scale", "laptop", "--set", "text.corpus=jango"], ["jango", "django"]),
         (["experiment", "t128_6b", "--set", "optimizer.learning_rate=inf"], ["optimizer.learning_rate", "inf"]),
@@ -202,12 +203,13 @@ def test_settings_fit_100_columns_also_in_a_pipe():
 
 
 def test_settings_of_an_experiment_have_its_values():
-    arguments = ("settings", "t128_6b", "--scale", "paper", "--set", "train.steps=7")
+    arguments = ("settings", "t128_6b", "--scale", "paper", "--set", "train.steps=7", "--set", "train.seed=3")
     printed = gpipe_here(".", *arguments).splitlines()
     assert all(len(line) <= 100 for line in printed)
     rows = [line.split()[:3] for line in printed]
     assert ["pipeline.stages", "1", "16"] in rows
     assert ["train.steps", "100", "7"] in rows
+    assert ["train.seed", "0", "3"] in rows
     assert ["model.layers", "required", "64"] in rows
     assert "images.size" not in str(printed)
 
