@@ -12,6 +12,7 @@ from itertools import islice
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_seconds
+from experiments.base.setting_faults import unreached
 from experiments.base.workload import Measurable
 from experiments.planning.memory_limits import shares_cores, within_memory
 from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts
@@ -102,9 +103,8 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
     """Returns the plan for given micro-batches."""
-    pipeline, share_cores = work.pipeline, shares_cores(cluster)
+    pipeline, share_cores, notes = work.pipeline, shares_cores(cluster), tuple(unreached(work.train, work.optimizer))
     workers = pipeline.stages * pipeline.replicas
-    notes: tuple[str, ...] = ()
     if faults := work.trial_errors():
         raise PlanError(faults)
     if cluster.devices < workers and not share_cores:
