@@ -46,6 +46,8 @@ class Trait:
     """A sentence without its subject, the layer."""
     remedy: str = ""
     """What to do if it is not meant; empty for what most models mean."""
+    is_fault: bool = False
+    """Whether other micro-batches train another model, and no user means it."""
     depends_on_split: bool = False
     """Whether the layer computes something else where a mini-batch is split into other micro-batches."""
 
@@ -71,8 +73,10 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
                 known[key] = list(traits_of(layer, inputs, rows))
             except Exception as error:  # of the user's code
                 known[key] = [Trait(f"cannot be tried alone ({typed_line(error)})")]
-        if known[key]:
-            found[index] = type(layer).__name__, known[key]
+        is_last = index == len(layers) - 1
+        traits = [*known[key], *(_loss_traits(loss, layer, inputs, batch.targets[0], rows) if is_last else ())]
+        if traits:
+            found[index] = type(layer).__name__, traits
 
     batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
     assert batch is not None
@@ -110,6 +114,17 @@ def traits_of(layer: nn.Module, inputs: Tensors, rows: int) -> Iterator[Trait]:
         yield Trait("computes something else in evaluation mode")
     for ignored in first.ignored():
         yield Trait(f"ignores its {ignored}: no gradient reaches it", "use it or leave it out")
+
+
+def _loss_traits(loss: nn.Module, layer: nn.Module, inputs: Tensors, targets: Tensors, rows: int) -> Iterator[Trait]:
+    """Yields a trait of the last layer if the loss summed over a micro-batch is not the sum over its halves."""
+    tensors, half = (*_Trial(layer, inputs).outputs, *targets), rows // 2
+    parts = (torch.arange(rows), torch.arange(half), torch.arange(half, rows)) if half else ()
+    sums = [float(loss(*_rows_of(tensors, rows, part))[0]) for part in parts]
+    if sums and abs(sums[0] - sums[1] - sums[2]) > 100 * ROUNDING * max(map(abs, sums)):
+        totals = "{:.4g} for {} rows, {:.4g} and {:.4g} for their halves".format(sums[0], rows, *sums[1:])
+        remedy = "return a mean over rows, or give units (docs/own-model.md)"
+        yield Trait(f"ends in a loss that is no mean over rows: its sums are {totals}", remedy, is_fault=True)
 
 
 def _depends_on_others(layer: nn.Module, inputs: Tensors, outputs: Tensors, rows: int, kept: int) -> bool:

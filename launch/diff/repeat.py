@@ -46,11 +46,10 @@ def repeat(name: str, steps: int, console: Console) -> bool:
         steps_found = ", ".join(str(each.step) for each in checkpoints)
         raise CheckpointError(f"the run has checkpoints of steps {steps_found} and recorded no step behind one of them")
     last = max(step for step in range(checkpoint.step + 1, checkpoint.step + steps + 1) if step in then)
-    plan = RunPlan.read(run.plan_json)
     console.print(f"steps {checkpoint.step + 1} to {last} of {run.path} again, from {checkpoint}")
     again = new_run(before.name, SHORT_RUNS)
     try:
-        _copy(again, before, checkpoint, last, plan)
+        _copy(again, before, checkpoint, last, RunPlan.read(run.plan_json))
         resume(str(again.path), "", "local", Console(quiet=True))
         now = {line["step"]: line for line in every_step(again.metrics)}
     except BaseException:

@@ -105,8 +105,7 @@ def _layers_of(asked: ReplayedAction, chosen: Experiment, plan: RunPlan) -> rang
             f"{asked}: the stage's schedule has no such action; it has {kinds} of micro-batches 0 to "
             f"{pipeline.micro_batches - 1}, such as {own[0]} and {own[-1]}"
         )
-    placement = plan.coord(0, pipeline).placement
-    return cell_ranges(plan.cells, chosen.list_length)[action.cell(asked.stage, placement)]
+    return cell_ranges(plan.cells, chosen.list_length)[action.cell(asked.stage, plan.coord(0, pipeline).placement)]
 
 
 @contextmanager
@@ -212,7 +211,6 @@ def _compare(
 def _line(place: Place, tensor: Tensor) -> str:
     wide = tensor.double()
     wrong = int((~wide.isfinite()).sum())
-    text = f"{place.what} {tuple(tensor.shape)}: norm {float(wide.norm()):.6g}"
-    if tensor.numel():
-        text += f", largest {float(wide.abs().nan_to_num(math.inf).max()):.3g}"
+    largest = f", largest {float(wide.abs().nan_to_num(math.inf).max()):.3g}" if tensor.numel() else ""
+    text = f"{place.what} {tuple(tensor.shape)}: norm {float(wide.norm()):.6g}{largest}"
     return text + (f", {wrong} of {tensor.numel()} not finite" if wrong else "")

@@ -41,7 +41,6 @@ class ShortTraining:
     def resolved(self, pipeline: str = "") -> tuple[Experiment, str]:
         """Returns the experiment, and what was shrunk. Raises SettingError for a wrong setting."""
         chosen, note = resolve(self.name, self.scale, shared_devices(), f"{self.settings} {pipeline}")
-        # products of matrices have other bits with another number of threads
         return with_steps(chosen, self.steps, threads=1, fingerprint_steps=self.steps), note
 
     def train(self, chosen: Experiment) -> RunFolder:

@@ -279,7 +279,6 @@ def test_other_numbers_of_micro_batches_are_not_blamed_on_a_sum():
     other = recorded(micro_batches=2 * COUNT)
     other.tensors[1, None, 0, "whole gradient of weight"] = some(30, 1.1)
     text = "\n".join(compare(recorded(), other, "fp32").lines())
-    assert "dropout and BatchNorm make them differ" in text
     assert "one is missing" not in text
 
 
