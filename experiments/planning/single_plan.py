@@ -12,7 +12,6 @@ from itertools import islice
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_seconds
-from experiments.base.setting_faults import unreached
 from experiments.base.workload import Measurable
 from experiments.planning.memory_limits import shares_cores, within_memory
 from experiments.planning.model_facts import KeyedWork, costs_of_run, model_facts
@@ -103,7 +102,7 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
     """Returns the plan for given micro-batches."""
-    pipeline, share_cores, notes = work.pipeline, shares_cores(cluster), tuple(unreached(work.train, work.optimizer))
+    pipeline, share_cores, notes = work.pipeline, shares_cores(cluster), tuple(work.remarks())
     workers = pipeline.stages * pipeline.replicas
     if faults := work.trial_errors():
         raise PlanError(faults)

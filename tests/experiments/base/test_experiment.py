@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -330,6 +332,14 @@ def test_what_a_run_is_too_short_for_is_said_and_not_refused(settings, words):
     assert words in said
     longer = t12_400m().with_settings("train.steps=100 train.validate_every=20 train.patience=3")
     assert not list(unreached(longer.train, longer.optimizer))
+
+
+def test_a_mini_batch_larger_than_the_data_is_said():
+    models = Path(__file__).parents[1] / "custom/models.py"
+    run = find(f"{models}:two_inputs")
+    assert not list(run.remarks())
+    (said,) = run.with_settings("train.batch_rows=100000").remarks()
+    assert re.fullmatch(r"train.batch_rows=100,000 of \d+ rows: a step takes rows several times; use \d+", said)
 
 
 def test_a_record_is_of_a_finished_run_after_all_steps_or_when_patience_ran_out():
