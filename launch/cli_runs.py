@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from experiments.base.hints import option
 from launch.cli_options import NONE_GIVEN, CheckpointOption, ScaleOption, ScoreSetOption, SetOption, console
 from suite.errors import SettingError
 
@@ -120,7 +121,8 @@ def diff(
 
     runs, own_a, own_b = " ".join(run).split(), " ".join(a), " ".join(b)
     if bool(name) == bool(runs) or (runs and (own_a or own_b or "".join(settings) or checkout)) or (own_b and checkout):
-        raise SettingError("give an experiment with --a and --b or --checkout, or one or two runs with --run")
+        ways = f"{option('A')} and {option('B')} or {option('CHECKOUT')}"
+        raise SettingError(f"give an experiment with {ways}, or one or two runs with {option('RUN', '...')}")
     if len(runs) == 1:
         raise typer.Exit(not repeat(runs[0], steps, console))
     training = ShortTraining(name, scale, steps, " ".join(settings))

@@ -246,9 +246,9 @@ def run_at(requested: str) -> RunFolder | None:
 
 
 def closest_runs(requested: str, known: Sequence[str]) -> str:
-    """Returns which runs have a similar name, or, because there may be hundreds, the names without ids."""
+    """Returns which runs have a similar name, or, because there may be hundreds, the command that lists them."""
     hint = nearest(requested, known)
-    return hint if hint.startswith("did you mean") else nearest(requested, {name.partition("/")[0] for name in known})
+    return hint if hint.startswith("did you mean") else f"{command('runs')} lists the {len(known)} that there are"
 
 
 def _only_run_in(folder: Path) -> RunFolder:

@@ -101,12 +101,12 @@ def test_a_plain_training_that_fails_leaves_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ["give an experiment with --a and --b or --checkout, or one or two runs with --run"]),
-        (("t12_400m", "--run", "one two"), ["give an experiment with --a and --b or --checkout, or one or two runs"]),
-        (("t12_400m", "--b", "train.seed=2", "--checkout", "."), ["give an experiment with --a and --b or --checkout"]),
+        ((), ["give an experiment with A= and B= or CHECKOUT=, or one or two runs with RUN="]),
+        (("t12_400m", "--run", "one two"), ["give an experiment with A= and B= or CHECKOUT=, or one or two runs"]),
+        (("t12_400m", "--b", "train.seed=2", "--checkout", "."), ["give an experiment with A= and B= or CHECKOUT="]),
         (("t12_400m", "--checkout", "nowhere"), ["nowhere is no checkout of the suite: it has no launch/cli.py"]),
         (("t12_400m", "--a", "plain", "--checkout", "."), ["plain PyTorch has no plan to repeat; leave --a out"]),
-        (("--run", "one two", "--a", "train.seed=1"), ["give an experiment with --a and --b or --checkout, or one"]),
+        (("--run", "one two", "--a", "train.seed=1"), ["give an experiment with A= and B= or CHECKOUT=, or one"]),
         (("--run", "one two three"), ["3 runs are given; give one or two"]),
         (
             ("t12_400m", "--a", "plain", "--b", "plain"),
