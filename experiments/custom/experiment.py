@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -136,7 +136,7 @@ class CustomExperiment(Experiment):
     def remarks(self) -> Iterator[str]:
         yield from super().remarks()
         data, rows = self.spec.train, self.train.batch_rows
-        if hasattr(data, "__getitem__") and len(data) < rows:
+        if isinstance(data, Sized) and len(data) < rows:
             yield f"train.batch_rows={rows:,} of {len(data):,} rows: a step takes rows several times; use {len(data)}"
 
     def data_folder(self, cache: Path) -> Path:

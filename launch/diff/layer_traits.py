@@ -61,6 +61,9 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
     ``run_processes``. A last layer with a ``gpipe_score`` of its own is not tried."""
     device = init_process_group(rank, world, rendezvous, 1)
     layers, loss = build_layers(chosen, device)
+    batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
+    assert batch is not None
+    rows, targets = len(batch.inputs[0][0]), batch.targets[0]
     found: LayerTraits = {}
     known: dict[Hashable, list[Trait]] = {}
 
@@ -74,13 +77,10 @@ def find_traits(rank: int, world: int, rendezvous: str, chosen: Experiment, data
             except Exception as error:  # of the user's code
                 known[key] = [Trait(f"cannot be tried alone ({typed_line(error)})")]
         is_last = index == len(layers) - 1
-        traits = [*known[key], *(_loss_traits(loss, layer, inputs, batch.targets[0], rows) if is_last else ())]
+        traits = [*known[key], *(_loss_traits(loss, layer, inputs, targets, rows) if is_last else ())]
         if traits:
             found[index] = type(layer).__name__, traits
 
-    batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
-    assert batch is not None
-    rows = len(batch.inputs[0][0])
     with torch.no_grad():
         forward(layers, loss, batch, 0, chosen, 0, device, try_layer)
     dist.destroy_process_group()
