@@ -56,13 +56,10 @@ def unreached(train: LoopSettings, rates: OptimizerSettings) -> Iterator[str]:
             "optimizer.warmup_steps={}, lr_stable_steps={} and lr_decay_steps={}".format(*phases)
             + f" are {sum(phases)} steps, and train.steps={steps} ends before them"
         )
-    if every is None:
-        return
-    if every > steps:
+    longest = (steps - 1) // (every or 1) - 1  # the first validation improves, the one at the end ends nothing
+    if every is not None and every > steps:
         yield f"train.validate_every={every} is longer than the run of {steps} steps, which validates at its end alone"
-        return
-    longest = (steps - 1) // every - 1  # the first validation improves, the one at the end ends nothing
-    if patience is not None and patience > longest:
+    elif every is not None and patience is not None and patience > longest:
         remedy = f"use train.patience={longest} or less" if longest > 0 else "use a smaller train.validate_every"
         yield (
             f"train.patience={patience} cannot end this run early: it has {steps // every} validations, one every "
