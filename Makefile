@@ -2,11 +2,23 @@
 
 # Values are taken as they are typed and passed to the command line through the environment: neither make nor a shell
 # expands them, so quotes, blanks and dollar signs arrive. NAME is never taken from the environment: some systems set it.
-VALUES := NAME SCALE SET RUN A B STEP STAGE REPLICA ACTION CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB MINUTES DEVICE
+VALUES := NAME SCALE SET RUN A B CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB DEVICE
 NAME   :=
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
 export GPIPE_BY_MAKE := 1
+
+TARGETS := help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff list settings submit jobs logs stop fetch gpu-check doctor test test-faults lint clean
+KNOWN   := $(VALUES) BEST REMEASURE PYTHON
+OTHERS  := $(sort $(filter-out $(KNOWN),$(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(.each)))))
+SPELLED  = $(strip $(foreach .each,$(KNOWN),$(if $(filter $(OTHERS),$(shell echo $(.each) | tr A-Z a-z)),$(.each))))
+.comma  := ,
+ifneq ($(OTHERS),)
+$(error make knows no variable $(OTHERS); $(if $(SPELLED),write $(SPELLED),it knows $(KNOWN)$(.comma) SET takes several settings in quotes (SET="train.steps=50 pipeline.stages=4")$(.comma) and variables of the environment stand before make))
+endif
+ifneq ($(filter-out $(TARGETS),$(MAKECMDGOALS)),)
+$(error make has no target $(filter-out $(TARGETS),$(MAKECMDGOALS)); values with blanks stand in quotes, such as SET="train.steps=50 pipeline.stages=4"; `make help` lists the targets)
+endif
 
 PYTHON ?= python3
 
@@ -15,7 +27,7 @@ READY := $(VENV)/installed
 GPIPE := $(VENV)/bin/gpipe
 
 .DEFAULT_GOAL := help
-.PHONY: help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff list settings submit jobs logs stop fetch gpu-check doctor test test-faults lint clean
+.PHONY: $(TARGETS)
 
 help: ## show this
 	@echo "GPipe suite: pipeline-parallel training of giant sequence models"

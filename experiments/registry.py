@@ -57,7 +57,7 @@ def find(name: str) -> Experiment:
         return transformer
     known = experiments()
     if name not in known:
-        raise SettingError(f"there is no experiment {name}; {nearest(name, known)}")
+        raise SettingError(f"there is no experiment {name or 'without a name'}; {nearest(name, known)}")
     return known[name]()
 
 

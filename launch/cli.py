@@ -25,6 +25,7 @@ import typer
 
 from launch import cli_cluster, cli_runs
 from launch.cli_options import (
+    NONE_GIVEN,
     ExperimentArgument,
     LauncherOption,
     NameArgument,
@@ -69,7 +70,7 @@ def _common_options(
 def experiment(
     name: ExperimentArgument = "",
     scale: ScaleOption = "auto",
-    settings: SetOption = "",
+    settings: SetOption = NONE_GIVEN,
     launcher: LauncherOption = "ray",
 ) -> None:
     """Run an experiment: prepare its data, train, evaluate, summarize."""
@@ -80,13 +81,13 @@ def experiment(
     from launch.backends.env_ranks import run_command
     from launch.train.command import start
 
-    run_command(launcher, lambda: start(name, scale, settings, launcher, console))
+    run_command(launcher, lambda: start(name, scale, " ".join(settings), launcher, console))
 
 
 @app.command()
 def resume(
     run: str,
-    settings: SetOption = "",
+    settings: SetOption = NONE_GIVEN,
     launcher: LauncherOption = "ray",
     checkpoint: Annotated[
         str,
@@ -102,7 +103,7 @@ def resume(
         from launch.jobs.in_job_upload import restore
 
         restore(run, console.print)
-    run_command(launcher, lambda: resume_run(run, settings, launcher, console, parse_choice(checkpoint)))
+    run_command(launcher, lambda: resume_run(run, " ".join(settings), launcher, console, parse_choice(checkpoint)))
 
 
 @app.command()
@@ -110,19 +111,20 @@ def plan(
     name: ExperimentArgument = "",
     cluster: Annotated[str, typer.Option(help="such as 16x16GiB or 2x8xH100; empty: RAY_ADDRESS or this machine")] = "",
     scale: ScaleOption = "auto",
-    settings: SetOption = "",
+    settings: SetOption = NONE_GIVEN,
     form: Annotated[PlanFormat, choice("--format", PlanFormat, "text or one JSON object")] = "text",
     best: Annotated[bool, typer.Option("--best", help="the fastest K, R, M, schedule and recomputes")] = False,
 ) -> None:
     """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
         list_experiments()
-        choices = f"choose one: {command('plan', NAME='...')}, or transformer_<L> of any depth"
-        console.print(f"{choices}; amoebanet_<L>x<D> can be planned")
+        console.print(
+            f"choose one: {command('plan', NAME='...')}; transformer_<L> and amoebanet_<L>x<D> can be planned"
+        )
         return
     from launch.planning.command import print_plan
 
-    print_plan(name, cluster, scale, settings, form, best, console)
+    print_plan(name, cluster, scale, " ".join(settings), form, best, console)
 
 
 @app.command()
@@ -159,8 +161,7 @@ def sweep(
     failures = run_sweep(name, scale, launcher, console)
     for sentence in failures:
         error_console.print(sentence)
-    if failures:
-        raise typer.Exit(1)
+    raise typer.Exit(bool(failures))
 
 
 @app.command()
@@ -169,7 +170,7 @@ def report(
     scale: Annotated[str, typer.Option(help="auto: every scale that has runs")] = "auto",
     run: Annotated[
         list[str], typer.Option(help="the page of this run instead; several, with blanks between, are compared")
-    ] = [],  # noqa: B006  # typer copies it
+    ] = NONE_GIVEN,
 ) -> None:
     """Write the report of a sweep, or with --run the page of a run, or of several runs compared."""
     if any(text.strip() for text in run):
@@ -192,13 +193,13 @@ for other_command in (*cli_runs.COMMANDS, *cli_cluster.COMMANDS):
 def print_settings(
     name: Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: no values")] = "",
     scale: ScaleOption = "auto",
-    settings: SetOption = "",
+    settings: SetOption = NONE_GIVEN,
     form: Annotated[SettingsFormat, choice("--format", SettingsFormat, "text, or Markdown")] = "text",
 ) -> None:
     """Print every setting with its type, default, unit and description, and its value in an experiment."""
     from launch.planning import settings as listing
 
-    listing.print_settings(name, scale, settings, form, console)
+    listing.print_settings(name, scale, " ".join(settings), form, console)
 
 
 @app.command("list")

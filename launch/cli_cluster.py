@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from launch.cli_options import AddressOption, JobArgument, SetOption, console
+from launch.cli_options import NONE_GIVEN, AddressOption, JobArgument, SetOption, console
 
 
 def submit(
     name: Annotated[str, typer.Argument(help="an experiment or a sweep")] = "",
     address: AddressOption = "",
     scale: Annotated[str, typer.Option(help="scale of the experiment or sweep")] = "auto",
-    settings: SetOption = "",
+    settings: SetOption = NONE_GIVEN,
     storage: Annotated[
         str, typer.Option(help="a folder that all nodes share, or a URL; not needed on a single node")
     ] = "",
@@ -24,7 +24,7 @@ def submit(
     from launch.jobs.submit import JobRequest
     from launch.jobs.submit import submit as submit_job
 
-    request = JobRequest(name, scale, settings, run, storage, job)
+    request = JobRequest(name, scale, " ".join(settings), run, storage, job)
     raise typer.Exit(submit_job(request, address, console))
 
 

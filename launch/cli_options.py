@@ -50,12 +50,9 @@ ScaleOption = Annotated[
 ]
 
 
-def _settings_option(example: str) -> Any:
-    return typer.Option("--set", help=f'settings, such as "{example}"')
-
-
-SetOption = Annotated[str, _settings_option("train.steps=50 pipeline.stages=4")]
-ScoreSetOption = Annotated[str, _settings_option("score.beam=1 score.languages=de,fr")]
+NONE_GIVEN: list[str] = []  # typer copies it
+SetOption = Annotated[list[str], typer.Option("--set", help='"train.steps=50 pipeline.stages=4"; several add up')]
+ScoreSetOption = Annotated[list[str], typer.Option("--set", help='"score.beam=1 score.languages=de"; several add up')]
 _LAUNCHERS = "ray: Ray; local: plain processes on this machine"
 LauncherOption = Annotated[
     LauncherName,

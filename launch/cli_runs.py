@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from launch.cli_options import CheckpointOption, ScaleOption, ScoreSetOption, SetOption, console
+from experiments.base.hints import option
+from launch.cli_options import NONE_GIVEN, CheckpointOption, ScaleOption, ScoreSetOption, SetOption, console
 from suite.errors import SettingError
 
 
@@ -14,8 +15,7 @@ def checkpoints(run: str) -> None:
     """List a run's checkpoints and verify all their files; exit code 1 if none is valid."""
     from launch.runs.checkpoints import print_checkpoints
 
-    if not print_checkpoints(run, console):
-        raise typer.Exit(1)
+    raise typer.Exit(not print_checkpoints(run, console))
 
 
 def runs(name: Annotated[str, typer.Argument(help="part of a name, or one run; empty: all runs")] = "") -> None:
@@ -32,12 +32,12 @@ def watch(run: str) -> None:
     watch_run(run, console)
 
 
-def score(run: str, settings: ScoreSetOption = "", checkpoint: CheckpointOption = "") -> None:
+def score(run: str, settings: ScoreSetOption = NONE_GIVEN, checkpoint: CheckpointOption = "") -> None:
     """Score a trained run: BLEU and chrF per language and direction, on held-out test pairs."""
     from launch.inference.score import score_from_cli
     from suite.training.checkpoint import parse_choice
 
-    score_from_cli(run, settings, console, parse_choice(checkpoint))
+    score_from_cli(run, " ".join(settings), console, parse_choice(checkpoint))
 
 
 def sync(run: Annotated[str, typer.Argument(help="empty: all runs")] = "") -> None:
@@ -91,16 +91,20 @@ def export(
 
 def diff(
     name: Annotated[str, typer.Argument(help="an experiment, trained with --a and with --b")] = "",
-    a: Annotated[str, typer.Option("--a", help='settings, such as "pipeline.stages=1"; or plain: no pipeline')] = "",
-    b: Annotated[str, typer.Option("--b", help='settings, such as "pipeline.stages=2 pipeline.schedule=1f1b"')] = "",
-    settings: SetOption = "",
+    a: Annotated[
+        list[str], typer.Option(help='settings, such as "pipeline.stages=1"; or plain: no pipeline')
+    ] = NONE_GIVEN,
+    b: Annotated[
+        list[str], typer.Option(help='settings, such as "pipeline.stages=2 pipeline.schedule=1f1b"')
+    ] = NONE_GIVEN,
+    settings: SetOption = NONE_GIVEN,
     run: Annotated[
         list[str],
         typer.Option(
             help="instead: two runs with fingerprints, given twice or with a blank between them; or one, to train its "
             "last steps again"
         ),
-    ] = [],  # noqa: B006  # typer copies it
+    ] = NONE_GIVEN,
     steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
     scale: ScaleOption = "auto",
 ) -> None:
@@ -110,22 +114,20 @@ def diff(
     from launch.diff.repeat import repeat
     from launch.diff.short_training import ShortTraining
 
-    runs = " ".join(run).split()
-    if bool(name) == bool(runs) or (runs and (a or b or settings)):
-        raise SettingError("give an experiment with --a and --b, or one or two runs with --run")
+    runs, own_a, own_b = " ".join(run).split(), " ".join(a), " ".join(b)
+    if bool(name) == bool(runs) or (runs and (own_a or own_b or "".join(settings))):
+        ways = f"{option('A')} and {option('B')}, or one or two runs with {option('RUN', '...')}"
+        raise SettingError(f"give an experiment with {ways}")
     if len(runs) == 1:
-        if not repeat(runs[0], steps, console):
-            raise typer.Exit(1)
-        return
-    training = ShortTraining(name, scale, steps, settings)
-    found = diff_runs(runs, console) if runs else diff_settings(training, a, b, console)
-    if not found.is_explained:
-        raise typer.Exit(1)
+        raise typer.Exit(not repeat(runs[0], steps, console))
+    training = ShortTraining(name, scale, steps, " ".join(settings))
+    found = diff_runs(runs, console) if runs else diff_settings(training, own_a, own_b, console)
+    raise typer.Exit(not found.is_explained)
 
 
 def check(
     name: str,
-    settings: SetOption = "",
+    settings: SetOption = NONE_GIVEN,
     steps: Annotated[int, typer.Option(help="how many are trained")] = 2,
     scale: ScaleOption = "auto",
 ) -> None:
@@ -134,8 +136,7 @@ def check(
     from launch.diff.check import check as check_experiment
     from launch.diff.short_training import ShortTraining
 
-    if not check_experiment(ShortTraining(name, scale, steps, settings), console):
-        raise typer.Exit(1)
+    raise typer.Exit(not check_experiment(ShortTraining(name, scale, steps, " ".join(settings)), console))
 
 
 COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from launch.runs.store import CACHE
+from launch.runs.store import CACHE, RUNS
 from suite.errors import SuiteError, first_line
 from suite.paths import hide_secrets
 
@@ -48,12 +48,14 @@ def describe_error(error: BaseException) -> tuple[str, int]:
     """Returns the error message of an exception, and the exit code."""
     if isinstance(error, SuiteError):
         return hide_secrets(str(error)), 2
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return f"{error.filename or 'a file'} cannot be written: {error.strerror}; free space and try again", 2
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM):
-        return f"{error.filename or 'a file'} cannot be read or written: {error.strerror}; check its permissions", 2
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return f"{str(error.filename)[:60]}... is too long for a file name; give a shorter one", 2
+    if isinstance(error, OSError):
+        file = error.filename or "a file"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{file} cannot be written: {error.strerror}; free space and try again", 2
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) or file in (str(CACHE), str(RUNS)):  # in /proc
+            return f"{file} cannot be read or written: {error.strerror}; check its permissions or work elsewhere", 2
+        if error.errno == errno.ENAMETOOLONG:
+            return f"{str(file)[:60]}... is too long for a file name; give a shorter one", 2
     log = log_error(error)
     where = f"the traceback is in {log}" if log else "the traceback could not be written to a log"
     return f"{type(error).__name__}: {hide_secrets(first_line(error))[:300]}; this is a defect of the suite, {where}", 1

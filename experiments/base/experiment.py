@@ -8,7 +8,7 @@ commands for one task do (score, translate, generate, export).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -20,7 +20,7 @@ from torch import nn
 from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.data_source import DataSource
-from experiments.base.setting_faults import contradictions
+from experiments.base.setting_faults import contradictions, unreached
 from suite.errors import SettingError
 from suite.log import Log
 from suite.paths import hide_secrets
@@ -73,7 +73,7 @@ class Experiment(FrozenRecord):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        general = contradictions(self.pipeline, self.optimizer, self.train, self.list_length)
+        general = contradictions(self.pipeline, self.train, self.list_length)
         if errors := [*self.setting_errors(), *general]:
             raise SettingError("; ".join(errors))
         return self
@@ -153,6 +153,10 @@ class Experiment(FrozenRecord):
     def trial_errors(self) -> list[str]:
         """Returns all faults of the task's own settings, of its data, and of layers that are tried."""
         return [*self.setting_errors(), *self.data_errors()]
+
+    def remarks(self) -> Iterator[str]:
+        """Yields which settings have no effect because the run is short, or the data small."""
+        return unreached(self.train, self.optimizer)
 
     @property
     def sample_note(self) -> str:

@@ -156,6 +156,10 @@ def parse(settings: str | Iterable[str], record: type[BaseModel]) -> dict[str, A
         path, equals, value = (part.strip() for part in setting.partition("="))
         if not equals:
             raise SettingError(f"setting '{shortened(setting)}' has no '='; write field=value, such as train.steps=50")
+        if re.search(r",\s*[a-z]+\.[a-z0-9_]+=", value):
+            raise SettingError(
+                f"'{shortened(setting)}' has settings with a comma between them; separate them by blanks"
+            )
         if path == "pipeline":
             raise SettingError(
                 f"pipeline takes only auto, and only in the {option('SET')} of {command('plan')}, "
@@ -224,7 +228,7 @@ def _sentence(error: Any, known: dict[str, Any]) -> str:
     if error["type"] == "literal_error":
         ours = _ours(error["input"], get_args(_present(known[path])), OTHER_VALUES)
         return f"{sentence}; did you mean {', '.join(ours)}?" if ours else sentence
-    return f"{sentence}: {why}"
+    return sentence if error["type"].endswith(("_parsing", "_type", "_from_float")) else f"{sentence}: {why}"
 
 
 def _unknown(path: str, known: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from suite.errors import SettingError
 from suite.pipeline.planning.partition import cell_ranges
@@ -11,14 +11,16 @@ from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
 from suite.training.profiling import profiled_steps
 
 
-def contradictions(
-    pipeline: PipelineSettings, optimizer: OptimizerSettings, train: LoopSettings, layers: int
-) -> list[str]:
+def contradictions(pipeline: PipelineSettings, train: LoopSettings, layers: int) -> list[str]:
     """Returns all of them, in sentences; ``layers`` is the number of the model's."""
-    errors = [*_pipeline_errors(pipeline, layers), *_validation_errors(train)]
+    errors = _pipeline_errors(pipeline, layers)
+    if train.patience is not None and train.validate_every is None:
+        errors.append(
+            f"train.patience={train.patience} counts validations, and train.validate_every is none; set it too"
+        )
     if train.profile_steps is not None:
         errors += faults_of(profiled_steps, train.profile_steps, train.steps)
-    return errors + _decay_errors(optimizer, train.steps)
+    return errors
 
 
 def faults_of(check: Callable[..., object], *arguments: object) -> list[str]:
@@ -45,34 +47,21 @@ def _pipeline_errors(pipeline: PipelineSettings, count: int) -> list[str]:
     return errors if cells is None else [*errors, *faults_of(cell_ranges, cells, count)]
 
 
-def _validation_errors(train: LoopSettings) -> list[str]:
-    """Returns why ``train.validate_every`` and ``train.patience`` would have no effect."""
+def unreached(train: LoopSettings, rates: OptimizerSettings) -> Iterator[str]:
+    """Yields what the run is too short for, as a trial of a long one is: validations, an early end, a wsd decay."""
     every, patience, steps = train.validate_every, train.patience, train.steps
-    if every is None:
-        if patience is None:
-            return []
-        return [f"train.patience={patience} counts validations, and train.validate_every is none; set it too"]
-    if every > steps:
-        return [
-            f"train.validate_every={every} is longer than the run of {steps} steps; use {steps} or fewer, or none "
-            "for a validation at the end"
-        ]
-    longest = (steps - 1) // every - 1  # the first validation improves, the one at the end ends nothing
-    if patience is not None and patience > longest:
-        remedy = f"use train.patience={longest} or less" if longest > 0 else "use a smaller train.validate_every"
-        return [
-            f"train.patience={patience} could never end this run early: it has {steps // every} validations, one every "
-            f"{every} of {steps} steps; {remedy}, or none"
-        ]
-    return []
-
-
-def _decay_errors(rates: OptimizerSettings, steps: int) -> list[str]:
-    """Returns why the run would end before a wsd decay does."""
     phases = (rates.warmup_steps, rates.lr_stable_steps, rates.lr_decay_steps)
-    if rates.lr_decay != "wsd" or sum(phases) <= steps:
-        return []
-    return [
-        "optimizer.warmup_steps={}, lr_stable_steps={} and lr_decay_steps={}".format(*phases)
-        + f" are {sum(phases)} steps, and train.steps={steps}; make them as long as the run, or shorter"
-    ]
+    if rates.lr_decay == "wsd" and sum(phases) > steps:
+        yield (
+            "optimizer.warmup_steps={}, lr_stable_steps={} and lr_decay_steps={}".format(*phases)
+            + f" are {sum(phases)} steps, and train.steps={steps} ends before them"
+        )
+    longest = (steps - 1) // (every or 1) - 1  # the first validation improves, the one at the end ends nothing
+    if every is not None and every > steps:
+        yield f"train.validate_every={every} is longer than the run of {steps} steps, which validates at its end alone"
+    elif every is not None and patience is not None and patience > longest:
+        remedy = f"use train.patience={longest} or less" if longest > 0 else "use a smaller train.validate_every"
+        yield (
+            f"train.patience={patience} cannot end this run early: it has {steps // every} validations, one every "
+            f"{every} of {steps} steps; {remedy}"
+        )

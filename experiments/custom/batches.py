@@ -45,18 +45,15 @@ class SpecBatches:
         parts = even_split_sizes(len(inputs[0]), replicas * micro_batches)
         share = replica_share(len(parts), replica, replicas)
         divisor = self._divisor(targets, inputs)
-        return ReplicaBatch(
-            _cut(inputs, parts)[share], _cut(targets, parts)[share], divisor, share.start, len(inputs[0])
-        )
+        own = _cut(inputs, parts)[share], _cut(targets, parts)[share]
+        return ReplicaBatch(*own, divisor, share.start, len(inputs[0]))
 
     def whole(self, step: int) -> tuple[Tensors, Tensors]:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
         with self._seeded(step):
             if not self._is_dataset:
-                function = cast(Callable[[int], Any], self._spec.train)
-                return _checked(
-                    _called(lambda: function(step), f"the mini-batch of step {step + 1}"), f"step {step + 1}"
-                )
+                function, what = cast(Callable[[int], Any], self._spec.train), f"step {step + 1}"
+                return _checked(_called(lambda: function(step), f"the mini-batch of {what}"), what)
             rows = self._epochs.rows(step * self._rows, (step + 1) * self._rows)
             return self._read(cast(Dataset, self._spec.train), rows)
 

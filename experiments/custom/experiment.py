@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -73,9 +73,8 @@ class CustomExperiment(Experiment):
         return f"{self.name} ({self.source}): {description(self.source)}"
 
     def layers_changed(self, notes: Mapping[str, Any]) -> str:
-        if notes.get("source") == digest(self.source):
-            return ""
-        return f"{self.source} has changed since the run; its layers are as they are now"
+        changed = f"{self.source} has changed since the run; its layers are as they are now"
+        return "" if notes.get("source") == digest(self.source) else changed
 
     @property
     def list_length(self) -> int:
@@ -111,12 +110,11 @@ class CustomExperiment(Experiment):
     def sample(self) -> Sample:
         inputs, targets = self._first_batch()
         parts = even_split_sizes(len(inputs[0]), self.pipeline.replicas * self.pipeline.micro_batches)
-
-        def first(rows: int) -> MicroBatch:
-            return MicroBatch(tuple(t[:rows] for t in inputs), tuple(t[:rows] for t in targets))
-
-        typical = first(parts[len(parts) // 2])
-        return Sample(typical, first(parts[0]), units_of(self.spec, typical.targets or typical.inputs))
+        typical, largest = (
+            MicroBatch(tuple(t[:rows] for t in inputs), tuple(t[:rows] for t in targets))
+            for rows in (parts[len(parts) // 2], parts[0])
+        )
+        return Sample(typical, largest, units_of(self.spec, typical.targets or typical.inputs))
 
     def key(self) -> str:
         """The file of the function, the layers, the shapes of the sample, and the update."""
@@ -135,6 +133,12 @@ class CustomExperiment(Experiment):
                 "of its TrainSpec, or train.validate_every=none"
             )
         return errors
+
+    def remarks(self) -> Iterator[str]:
+        yield from super().remarks()
+        data, rows = self.spec.train, self.train.batch_rows
+        if isinstance(data, Sized) and len(data) < rows:
+            yield f"train.batch_rows={rows:,} of {len(data):,} rows: a step takes rows several times; use {len(data)}"
 
     def data_folder(self, cache: Path) -> Path:
         """The cache itself: the function reads its data from where it likes."""
@@ -202,16 +206,15 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
         "optimizer": OptimizerSettings(),
         "train": CustomTrainSettings(),
     }
-    given = {
-        "pipeline.stages": spec.stages,
-        "pipeline.micro_batches": spec.micro_batches,
-        "pipeline.replicas": spec.replicas,
-        "train.steps": spec.steps,
-        "train.batch_rows": spec.batch_size,
-    }
+    settings = [
+        f"pipeline.stages={spec.stages}",
+        f"pipeline.micro_batches={spec.micro_batches}",
+        f"pipeline.replicas={spec.replicas}",
+        f"train.steps={spec.steps}",
+        f"train.batch_rows={spec.batch_size}",
+    ]
     if not isinstance(spec.settings, str):
         raise SettingError(
             f"settings of {source} is a {type(spec.settings).__name__}; write one text, as {option('SET')} takes it"
         )
-    settings = [f"{path}={value}" for path, value in given.items()]
     return CustomExperiment.validated(values).with_settings([*settings, *overrides.split(spec.settings)])

@@ -32,6 +32,8 @@ class Trait:
     """A sentence without its subject, the layer."""
     remedy: str = ""
     """What to do if it is not meant; empty for what most models mean."""
+    is_fault: bool = False
+    """Whether other micro-batches train another model, and no user means it."""
     depends_on_split: bool = False
     """Whether the layer computes something else where a mini-batch is split into other micro-batches."""
 
@@ -83,23 +85,40 @@ def traits_of(trial: Trial, rows: int) -> list[Trait]:
     return [trait for rule in TRAITS for trait in rule(trial, rows)]
 
 
-def find_traits(layers: Sequence[nn.Module], inputs: Tensors) -> LayerTraits:
-    """Runs a micro-batch through all layers. A last layer with a ``gpipe_score`` of its own is not tried."""
+def find_traits(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, targets: Tensors) -> LayerTraits:
+    """Runs a micro-batch through all layers and the loss. A last layer with a ``gpipe_score`` is not tried."""
     found: LayerTraits = {}
+    outputs: dict[int, Tensors] = {}
+    rows, last = len(inputs[0]), len(layers) - 1
     with one_thread():
         for index, trial in trials(layers, inputs, partial(materialize, seed=SEED, device=CPU)):
-            if index == len(layers) - 1 and getattr(layers[index], "gpipe_score", None):
+            if index == last and getattr(layers[index], "gpipe_score", None):
                 break
             if isinstance(trial, int):
-                traits = found[trial][1] if trial in found else []
+                outputs[index], traits = outputs[trial], found[trial][1] if trial in found else []
             else:
+                outputs[index] = trial.first
                 try:
-                    traits = traits_of(trial, len(inputs[0]))
+                    traits = traits_of(trial, rows)
                 except Exception as error:  # of the user's code
                     traits = [Trait(f"cannot be tried alone ({typed_line(error)})")]
+            if index == last:
+                traits = [*traits, *loss_traits(loss, (*outputs[index], *targets), rows)]
             if traits:
                 found[index] = type(layers[index]).__name__, traits
     return found
+
+
+def loss_traits(loss: nn.Module, tensors: Tensors, rows: int) -> Iterator[Trait]:
+    """Yields a trait of the last layer if the loss summed over a micro-batch is not the sum over its halves.
+    ``tensors`` are outputs and targets."""
+    half = rows // 2
+    parts = (torch.arange(rows), torch.arange(half), torch.arange(half, rows)) if half else ()
+    sums = [float(loss(*_rows_of(tensors, rows, part))[0]) for part in parts]
+    if sums and abs(sums[0] - sums[1] - sums[2]) > 100 * ROUNDING * max(map(abs, sums)):
+        totals = "{:.4g} for {} rows, {:.4g} and {:.4g} for their halves".format(sums[0], rows, *sums[1:])
+        remedy = "return a mean over rows, or give units (docs/own-model.md)"
+        yield Trait(f"ends in a loss that is no mean over rows: its sums are {totals}", remedy, is_fault=True)
 
 
 def _depends_on_others(trial: Trial, rows: int, kept: int) -> bool:

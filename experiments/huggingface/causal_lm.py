@@ -33,6 +33,7 @@ from suite.errors import SettingError
 from suite.pipeline.model.layers import meta_device
 
 SUPPORTED = ("gpt2", "llama")
+SHARD_BYTES = 2 << 30
 
 
 def causal_lm_layers(model: Any) -> list[nn.Module]:
@@ -236,31 +237,38 @@ def _parted(values: Mapping[str, StoredTensor], model: Any) -> bool:
 
 
 def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[int], Mapping[str, Tensor]]) -> list[str]:
-    """Writes trained values of the layers of ``load_causal_lm`` to a folder, one safetensors file a layer, with the
-    configuration, the tokenizer and the licence of their own folder; returns the names of the other files there.
+    """Writes trained values of the layers of ``load_causal_lm`` to a folder, in files of about ``SHARD_BYTES``, with
+    the configuration, the tokenizer and the licence of their own folder; returns the other files' names there.
 
-    ``read`` returns a layer's values by name; only one layer's are in memory at a time. Raises SettingError for other
+    ``read`` returns a layer's values by name; only one file's are in memory at a time. Raises SettingError for other
     layers, and for a link in their folder to a file outside of it.
     """
     origins = [getattr(layer, "reset_parameters", None) for layer in layers]
     stored = [origin for origin in origins if isinstance(origin, StoredValues)]
     if len(stored) < len(layers):
         raise SettingError(
-            "only a model whose layers all come from load_causal_lm can be written back; suite.load(run) returns any "
-            "model in Python"
+            "only a model whose layers all come from load_causal_lm can be written back; for any other, in Python: "
+            "torch.save(suite.load(run).state_dict(), file)"
         )
     folder.mkdir(parents=True)
     places: dict[str, str] = {}
+    shard: dict[str, Tensor] = {}
     total, dtypes = 0, set()
     for index, origin in enumerate(stored):
-        names, file = origin.names, f"model-{index + 1:05}-of-{len(layers):05}.safetensors"
-        values = {names[name]: tensor for name, tensor in read(index).items() if names[name] not in places}
-        save_file(values, folder / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(values, file)
-        total += sum(tensor.nbytes for tensor in values.values())
-        dtypes |= {tensor.dtype for tensor in values.values()}
-    index_file = {"metadata": {"total_size": total}, "weight_map": places}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index_file, indent=1))
+        names, last = origin.names, len(layers) - 1
+        shard |= {names[name]: tensor for name, tensor in read(index).items() if names[name] not in places}
+        if index < last and sum(tensor.nbytes for tensor in shard.values()) < SHARD_BYTES:
+            continue
+        is_whole = index == last and not places
+        file = "model.safetensors" if is_whole else f"model-{index + 1:05}-of-{len(layers):05}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, file)
+        total += sum(tensor.nbytes for tensor in shard.values())
+        dtypes |= {tensor.dtype for tensor in shard.values()}
+        shard = {}
+    if not is_whole:
+        index_file = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index_file, indent=1))
     _write_config(folder, stored[0], reduce(torch.promote_types, dtypes))
     read_files = {tensor.file.name for origin in stored for tensor in origin.tensors.values()}
     return [name for name in copy_files(stored[0].folder, folder) if name not in read_files]

@@ -21,16 +21,8 @@ FOLLOWING_TENSORS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 """Tensors of old files that follow from the configuration."""
 _WEIGHTS = (".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth", ".safetensors")
 _COPIED = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
+    *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
+    *("merges.txt", "added_tokens.json", "tokenizer.model", "chat_template.jinja", "chat_template.json"),
 )
 """What belongs to a trained model besides its weights and its configuration."""
 _LICENCES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY")
@@ -66,13 +58,10 @@ def tensors_in(weights: Path) -> list[StoredTensor]:
     files = [weights]
     if weights.suffix == ".json":
         names = read_content(weights).get("weight_map")
-        if (
-            not isinstance(names, dict)
-            or not names
-            or not all(str(name).endswith(".safetensors") for name in names.values())
-        ):
+        parts = list(names.values()) if isinstance(names, dict) else []
+        if not parts or not all(str(name).endswith(".safetensors") for name in parts):
             raise SettingError(f"{weights} has no weight_map from the names of tensors to .safetensors files; {_AGAIN}")
-        files = [weights.parent / name for name in sorted(set(names.values()))]
+        files = [weights.parent / name for name in sorted(set(parts))]
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         with _opened(file) as opened:

@@ -102,9 +102,8 @@ def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanR
 
 def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
     """Returns the plan for given micro-batches."""
-    pipeline, share_cores = work.pipeline, shares_cores(cluster)
+    pipeline, share_cores, notes = work.pipeline, shares_cores(cluster), tuple(work.remarks())
     workers = pipeline.stages * pipeline.replicas
-    notes: tuple[str, ...] = ()
     if faults := work.trial_errors():
         raise PlanError(faults)
     if cluster.devices < workers and not share_cores:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.planning.best import first_plans, given_names
+from experiments.planning.fewer_devices import limit_replicas_to_cluster
 from experiments.planning.planner import least_memory, plan_workload
 from experiments.planning.single_plan import estimated_costs, try_plan
 from suite.errors import PlacementError, PlanError, SettingError
@@ -33,21 +35,21 @@ def choose_scale(
     """
     settings = list(settings)
     if requested == "slice":
-        return _shrunk(paper, paper.at_slice_scale(cluster), settings, "as requested")
+        return _shrunk(paper, paper.at_slice_scale(cluster), settings, "as requested", cluster)
     if paper.scale == "laptop":
         if requested == "paper":
             raise SettingError(f"{paper.name} is not a run of the paper and has no scale paper; omit SCALE")
         chosen = fit_to_cluster(paper.with_settings(settings), cluster)
         return chosen, f"{paper.name}, shrunk: {', '.join(chosen.shrunk)}" if chosen.shrunk else ""
     if requested == "laptop":
-        return _shrunk(paper, paper.at_laptop_scale(cluster), settings, "as requested")
+        return _shrunk(paper, paper.at_laptop_scale(cluster), settings, "as requested", cluster)
     try:
         whole = paper.with_settings(settings)
     except SettingError as fault:
         if requested == "paper":
             raise
         # raises again if the settings are wrong at any scale
-        return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because at scale paper {fault}")
+        return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because at scale paper {fault}", cluster)
     shortage = _shortage_of_any(whole, cluster, settings) if pipeline_auto else find_shortage(whole, cluster)
     if shortage is None:
         return whole, f"{paper.title}, nothing shrunk"
@@ -56,11 +58,10 @@ def choose_scale(
             f"{option('SCALE', 'paper')} of {paper.name} {shortage}; {_remedy(whole, cluster)}, or "
             + option("SCALE", "laptop")
         )
-    return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because paper {shortage}")
+    return _shrunk(paper, paper.at_laptop_scale(cluster), settings, f"because paper {shortage}", cluster)
 
 
 def _shortage_of_any(experiment: Experiment, cluster: Cluster, settings: list[str]) -> str | None:
-    """Returns why no K, R and M that the settings allow fits the cluster; None if one does."""
     if cluster.kind == "cpu":
         return f"needs GPUs, and there are {cluster}"
     try:
@@ -71,10 +72,7 @@ def _shortage_of_any(experiment: Experiment, cluster: Cluster, settings: list[st
 
 
 def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
-    """Returns what the run needs and what the cluster has; None if the run fits.
-
-    Bytes are estimated on the meta device (``suite.pipeline.planning.estimate``).
-    """
+    """Returns what the run needs, by estimated bytes, and what the cluster has; None if the run fits."""
     pipeline = experiment.pipeline
     if cluster.kind == "gpu" and _plan_fault(experiment, cluster) is None:
         return None
@@ -90,7 +88,6 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
 
 
 def _plan_fault(experiment: Experiment, cluster: Cluster) -> PlanError | None:
-    """Returns why the run does not fit a cluster; None if it does."""
     try:
         try_plan(experiment, cluster, estimated_costs)
     except PlanError as fault:
@@ -99,7 +96,6 @@ def _plan_fault(experiment: Experiment, cluster: Cluster) -> PlanError | None:
 
 
 def _remedy(experiment: Experiment, cluster: Cluster) -> str:
-    """Returns the nearest plan that fits, or the advice to use a larger cluster."""
     try:
         plan_workload(experiment, cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs)
     except PlanError as fault:
@@ -109,7 +105,6 @@ def _remedy(experiment: Experiment, cluster: Cluster) -> str:
 
 
 def _large_enough(experiment: Experiment) -> Cluster:
-    """Returns a cluster with the requested number of devices and unlimited memory."""
     return Cluster(experiment.pipeline.stages * experiment.pipeline.replicas, 2**62, "gpu")
 
 
@@ -129,9 +124,14 @@ HEADLINES = (
 """Prefixes of the settings whose change the one line names; ``shrunk`` lists all changes."""
 
 
-def _shrunk(paper: Experiment, shrunk: Experiment, settings: list[str], why: str) -> tuple[Experiment, str]:
-    small = shrunk.with_settings(settings).with_changes_from(paper)
+def _shrunk(
+    paper: Experiment, shrunk: Experiment, settings: list[str], why: str, cluster: Cluster
+) -> tuple[Experiment, str]:
+    small = shrunk.with_settings(settings)
+    if "replicas" not in given_names(paper, settings):  # those of the scale are for its own K
+        enough = replace(cluster, devices=max(cluster.devices, small.pipeline.stages))
+        small = limit_replicas_to_cluster(small, enough)[0].with_settings(settings)
+    small = small.with_changes_from(paper)
     headlines = [line for line in small.shrunk if line.startswith(HEADLINES)]
     rest = len(small.shrunk) - len(headlines)
-    line = f"{small.title}, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"
-    return small, line
+    return small, f"{small.title}, {why}: {', '.join(headlines)}, and {rest} more in experiment.toml"

@@ -51,7 +51,7 @@ def check(training: ShortTraining, console: Console) -> bool:
         count = max(1, min(MICRO_BATCHES, requested.min_rows) // asked.replicas)
         asked = asked.model_copy(update={"micro_batches": count})
     micro_batches = asked.micro_batches * asked.replicas
-    own = [asked] if "pipeline." in training.settings else []
+    own = {"as set": asked} if "pipeline." in training.settings else {}
     check_fits(requested)
     chosen = training.prepared(requested.with_pipeline(PipelineSettings(micro_batches=micro_batches)), console)
     data = chosen.data_folder(CACHE).resolve()
@@ -74,15 +74,14 @@ def check(training: ShortTraining, console: Console) -> bool:
     console.print("each tensor compared: a is plain PyTorch, b the pipeline; layers count from 0:")
     plain = training.train_plainly(chosen)
     comparison = partial(_compare, fingerprints_of(plain), chosen.optimizer.precision, traits, console)
-    labelled = {"as set": asked} if own else {}
-    labelled |= {_label(shape, micro_batches): shape for shape in shapes}
+    labelled = own | {_label(shape, micro_batches): shape for shape in shapes}
     results = {
         label: comparison(label, partial(training.train, chosen.with_pipeline(shape)))
         for label, shape in labelled.items()
     }
     if all(result is None or result[1].differences for result in results.values()):
         results[PLAIN_AGAIN] = comparison(PLAIN_AGAIN, lambda: training.train_plainly(chosen))
-    is_same = _conclude(results, plain, console)
+    is_same = _conclude(results, plain, console) and not any(one.is_fault for _, own in traits.values() for one in own)
     for line in _trait_lines(traits, only_with_remedy=True):
         console.print(f"is this meant? {line}")
     return is_same
@@ -92,7 +91,7 @@ def _traits(chosen: Experiment, data: Path) -> LayerTraits:
     """Returns the traits of an experiment's layers on its first micro-batch."""
     batch = chosen.data_source(data, RankCoord(0, 1, 1)).batch(0)
     assert batch is not None
-    return find_traits(chosen.build()[0], batch.inputs[0])
+    return find_traits(*chosen.build(), batch.inputs[0], batch.targets[0])
 
 
 def _trait_lines(traits: LayerTraits, only_with_remedy: bool = False) -> Iterator[str]:
@@ -168,9 +167,6 @@ def _compare(
         console.print(f"  {label}: same up to rounding; {found.equal_count:,} of {total:,} to the bit ({took})")
     else:
         console.print(f"  {label}: same to the bit, {found.equal_count:,} tensors ({took})")
-    if found.is_explained and found.other_buffers:
-        where = ", ".join(dict.fromkeys(f"layer {one.key[2]}" for one in found.other_buffers))
-        console.print(f"    but {len(found.other_buffers)} buffers differ, which evaluation may use: {where}")
     return run, found
 
 
@@ -184,8 +180,9 @@ def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, console:
     failed = len(results) - len(trained)
     if not others and not failed:
         remove_run(plain)
-        buffers = any(comparison.other_buffers for _, comparison in trained.values())
-        but = ", but for buffers" if buffers else ""
+        buffers = {one.key[2:]: one.key[2] for _, comparison in trained.values() for one in comparison.other_buffers}
+        layers = ", ".join(map(str, sorted(set(buffers.values()))))
+        but = f", but for {len(buffers)} buffers, which evaluation may use, of layers {layers}" if buffers else ""
         console.print(f"all {len(results)} are the same training as plain PyTorch{but}")
         return True
     fail = f", and {failed} fail" if failed else ""

@@ -186,10 +186,10 @@ class Comparison:
     def lines(self) -> Iterator[str]:
         """Yields what was found, for people."""
         if not self.has_same_parts:
-            yield (
-                f"a has {self.a.micro_batches} micro-batches and b {self.b.micro_batches}: their layers see other "
-                "rows, so only whole gradients and updates are compared; dropout and BatchNorm make them differ"
+            counts = (
+                f"a has {self.a.micro_batches} micro-batches and b {self.b.micro_batches}: their layers see other rows"
             )
+            yield f"{counts}, so only whole gradients and updates are compared"
         for name, key in self.wrong_recomputes[:1]:
             where = f"the first in {name}: {self._described(key)}"
             yield f"{len(self.wrong_recomputes)} recomputes differ from their forwards, {where}"

@@ -61,26 +61,18 @@ def train_plainly(chosen: Experiment, run: RunFolder, machine: Cluster) -> None:
     run_processes(_train, 1, chosen, chosen.data_folder(CACHE).resolve(), run.fingerprints, machine)
 
 
-def shortage(chosen: Experiment) -> str:
-    """Returns why the whole model is too large for one process on this machine: for a GPU, or for all its memory if it
-    has none. Empty if it fits."""
+def check_fits(chosen: Experiment) -> None:
+    """Raises PlacementError when the whole model is too large for one process on this machine: for a GPU, or for all
+    its memory if it has none."""
     machine, layers = this_machine(), chosen.build()[0]
     available = machine.bytes_per_device * (1 if machine.kind == "gpu" else machine.devices)
-    parameters = count_parameters(layers)
     words = sum(parameter.nbytes for *_, parameter in distinct_parameters(layers)) / 4
     needed = words * bytes_per_parameter(chosen.optimizer, replicas=1)
-    if needed <= available:
-        return ""
-    return (
-        f"plain PyTorch trains in one process, where {parameters:,} parameters with gradients and optimizer take "
-        f"{needed / GIB:.1f} GiB and there are {available / GIB:.1f}"
-    )
-
-
-def check_fits(chosen: Experiment) -> None:
-    """Raises PlacementError when the whole model is too large for one process on this machine."""
-    if too_large := shortage(chosen):
-        raise PlacementError(f"{too_large}; {REMEDY}")
+    if needed > available:
+        raise PlacementError(
+            f"plain PyTorch trains in one process, where {count_parameters(layers):,} parameters with gradients and "
+            f"optimizer take {needed / GIB:.1f} GiB and there are {available / GIB:.1f}; {REMEDY}"
+        )
 
 
 def _train(

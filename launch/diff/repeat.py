@@ -12,8 +12,9 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
+from launch.diff.short_training import with_steps
 from launch.runs.checkpoints import checkpoints_to_use, note_published
-from launch.runs.store import RunFolder, find_run, new_run, remove_run
+from launch.runs.store import SHORT_RUNS, RunFolder, find_run, new_run, remove_run
 from launch.train.command import planned_schedule, resume
 from launch.worker.run_plan import RunPlan
 from suite.errors import CheckpointError, SettingError
@@ -35,19 +36,16 @@ def repeat(name: str, steps: int, console: Console) -> bool:
     run = find_run(name)
     before = read_experiment_file(run.experiment)
     then = {line["step"]: line for line in every_step(run.metrics)}
-    if before.optimizer.lr_decay == "wsd":
-        raise SettingError("optimizer.lr_decay is wsd, whose rates need all steps of the run; it cannot be repeated")
     checkpoints = checkpoints_to_use(run, before, "latest", console.print)
     checkpoint = next((each for each in checkpoints if each.step + 1 in then), None)
     if checkpoint is None:
         steps_found = ", ".join(str(each.step) for each in checkpoints)
         raise CheckpointError(f"the run has checkpoints of steps {steps_found} and recorded no step behind one of them")
     last = max(step for step in range(checkpoint.step + 1, checkpoint.step + steps + 1) if step in then)
-    plan = RunPlan.read(run.plan_json)
     console.print(f"steps {checkpoint.step + 1} to {last} of {run.path} again, from {checkpoint}")
-    again = new_run(before.name)
+    again = new_run(before.name, SHORT_RUNS)
     try:
-        _copy(again, before, checkpoint, last, plan)
+        _copy(again, before, checkpoint, last, RunPlan.read(run.plan_json))
         resume(str(again.path), "", "local", Console(quiet=True))
         now = {line["step"]: line for line in every_step(again.metrics)}
     except BaseException:
@@ -80,14 +78,8 @@ def _copy(again: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: i
         path = f"{checkpoint.folder}/{name}"
         target.write(path, source.read(path, source.size(path)))
     note_published(again, checkpoint.step)
-    train = {"steps": steps, "fingerprint_steps": 0} | dict.fromkeys(
-        ("checkpoint_dir", "validate_every", "profile_steps", "patience")
-    )
-    changes = {
-        "train": before.train.model_copy(update=train),
-        "tracking": before.tracking.model_copy(update={"wandb": "disabled"}),
-    }
-    write_atomically(again.experiment, _as_planned(before, plan).model_copy(update=changes).to_toml())
+    short = with_steps(_as_planned(before, plan), steps, fingerprint_steps=0, checkpoint_dir=None)
+    write_atomically(again.experiment, short.to_toml())
 
 
 def _as_planned(experiment: Experiment, plan: RunPlan) -> Experiment:

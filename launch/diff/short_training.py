@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from rich.console import Console
 
@@ -16,7 +17,7 @@ from experiments.registry import resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
 from launch.diff.plain_training import check_fits, train_plainly
-from launch.runs.store import RunFolder, new_run, remove_run
+from launch.runs.store import SHORT_RUNS, RunFolder, new_run, remove_run
 from launch.train.command import prepare, run_experiment
 from launch.train.session import Session
 from launch.worker.devices import this_machine
@@ -25,9 +26,6 @@ from suite.errors import PlanError, SettingError
 
 WORKERS = 4
 """The most workers of a pipeline that ``gpipe check`` tries. They share the GPUs of a machine that has fewer."""
-
-FIXED = "train.validate_every=none tracking.wandb=disabled train.threads=1"
-"""Settings of all runs. Products of matrices have other bits with another number of threads."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,13 @@ class ShortTraining:
 
     def resolved(self, pipeline: str = "") -> tuple[Experiment, str]:
         """Returns the experiment, and what was shrunk. Raises SettingError for a wrong setting."""
-        settings = f"{FIXED} {self.settings} {pipeline} train.steps={self.steps} train.fingerprint_steps={self.steps}"
-        return resolve(self.name, self.scale, shared_devices(), settings)
+        chosen, note = resolve(self.name, self.scale, shared_devices(), f"{self.settings} {pipeline}")
+        return with_steps(chosen, self.steps, threads=1, fingerprint_steps=self.steps), note
 
     def train(self, chosen: Experiment) -> RunFolder:
         """Trains it in its pipeline. Raises a SuiteError for any error that the user can fix."""
         session = Session(_SharingBackend(), Console(quiet=True), shows_samples=False, is_brief=True)
-        return run_experiment(chosen, partial(new_run, chosen.name), session)
+        return run_experiment(chosen, partial(new_run, chosen.name, SHORT_RUNS), session)
 
     def prepared(self, chosen: Experiment, console: Console) -> Experiment:
         """Returns it with its data, for plain PyTorch. Raises DataError when none is available."""
@@ -59,7 +57,7 @@ class ShortTraining:
         model is too large for one process, and SettingError when its code raises; then there is no run."""
         check_fits(chosen)
         prepared = self.prepared(chosen, Console(quiet=True))
-        run = new_run(prepared.name)
+        run = new_run(prepared.name, SHORT_RUNS)
         try:
             train_plainly(prepared, run, shared_devices())
         except BaseException as error:
@@ -71,6 +69,14 @@ class ShortTraining:
             where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
             raise SettingError(f"plain PyTorch cannot train {chosen.name}: {said}{where}") from error
         return run
+
+
+def with_steps(chosen: Experiment, steps: int, **train: Any) -> Experiment:
+    """Returns an experiment that trains so many steps to be compared, and does nothing else."""
+    values = chosen.model_dump()
+    values["train"] |= dict.fromkeys(("validate_every", "patience", "profile_steps")) | {"steps": steps} | train
+    values["tracking"]["wandb"] = "disabled"
+    return chosen.validated(values)
 
 
 def shared_devices() -> Cluster:

@@ -67,7 +67,7 @@ def _saver(run: RunFolder, experiment: Experiment, console: Console, choice: Cho
 
 
 def _save_causal_lm(layers: list[nn.Module], draft: Path, checkpoint: Checkpoint) -> str:
-    """Writes a model of ``load_causal_lm`` back, one layer at a time."""
+    """Writes a model of ``load_causal_lm`` back."""
     others = save_causal_lm(draft, layers, lambda layer: values_of(checkpoint.read(layer)))
     if not others:
         return ""

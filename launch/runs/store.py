@@ -35,6 +35,7 @@ FOLDER_LINE = "folder: "
 
 RUNS = Path(STORAGE) / "runs" if STORAGE else Path("runs")
 CACHE = Path(os.environ.get(SHARED_CACHE) or (Path(STORAGE) / "cache" if STORAGE else ".cache"))
+SHORT_RUNS = CACHE / "short_runs"  # of ``gpipe check`` and ``gpipe diff``; ``gpipe runs`` does not list them
 
 
 class _File:
@@ -115,14 +116,14 @@ class RunFolder:
         return self.path / "logs" / f"stage-{replica}-{stage}.log"
 
 
-def new_run(name: str) -> RunFolder:
+def new_run(name: str, below: Path = RUNS) -> RunFolder:
     """Creates the folder of a new run; its id is the date and time, with a suffix if that id is taken."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     for id in (stamp, *(f"{stamp}-{attempt}" for attempt in range(1, 100))):
         with suppress(FileExistsError):
-            (RUNS / name / id).mkdir(parents=True)
-            return named_run(name, id)
-    raise SettingError(f"no free folder below {RUNS / name} for {stamp}; wait a second and try again")
+            (below / name / id).mkdir(parents=True)
+            return named_run(name, id, below)
+    raise SettingError(f"no free folder below {below / name} for {stamp}; wait a second and try again")
 
 
 def remove_run(run: RunFolder) -> None:
@@ -132,9 +133,9 @@ def remove_run(run: RunFolder) -> None:
         run.path.parent.rmdir()
 
 
-def named_run(name: str, id: str) -> RunFolder:
+def named_run(name: str, id: str, below: Path = RUNS) -> RunFolder:
     """Creates the folder of a run with the given id, such as a member of a sweep."""
-    path = RUNS / name / id
+    path = below / name / id
     (path / "logs").mkdir(parents=True)
     return RunFolder(path.resolve())
 
@@ -211,8 +212,7 @@ def in_job() -> bool:
 
 def job_storage() -> dict[str, str]:
     """Returns the storage and the address that this job was submitted with."""
-    storage = hide_secrets(os.environ.get(COPIES) or STORAGE)
-    return {"STORAGE": storage, "ADDRESS": os.environ.get(ADDRESS, "")}
+    return {"STORAGE": hide_secrets(os.environ.get(COPIES) or STORAGE), "ADDRESS": os.environ.get(ADDRESS, "")}
 
 
 def find_run(requested: str) -> RunFolder:
@@ -246,9 +246,9 @@ def run_at(requested: str) -> RunFolder | None:
 
 
 def closest_runs(requested: str, known: Sequence[str]) -> str:
-    """Returns which runs have a similar name, or, because there may be hundreds, the names without ids."""
+    """Returns which runs have a similar name, or, because there may be hundreds, the command that lists them."""
     hint = nearest(requested, known)
-    return hint if hint.startswith("did you mean") else nearest(requested, {name.partition("/")[0] for name in known})
+    return hint if hint.startswith("did you mean") else f"{command('runs')} lists the {len(known)} that there are"
 
 
 def _only_run_in(folder: Path) -> RunFolder:

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.base.experiment import Experiment
 from launch.runs.checkpoints import steps_in_folder
-from launch.runs.store import RunFolder, resume_command
+from launch.runs.store import SHORT_RUNS, RunFolder, resume_command
 from suite.paths import read_json
 
 
@@ -31,7 +31,7 @@ def how_to_go_on(run: RunFolder, chosen: Experiment, record: dict[str, Any]) -> 
 
 def after_interrupt(run: RunFolder, chosen: Experiment) -> str:
     """Returns how to continue a run that was interrupted."""
-    if not run.experiment.exists():
+    if run.path.is_relative_to(SHORT_RUNS.resolve()) or not run.experiment.exists():
         return "nothing was saved; run the same command again to restart"
     if finished_record(run, chosen) is not None:
         return f"the run is finished: {run.path}"

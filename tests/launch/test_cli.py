@@ -58,8 +58,17 @@ def test_the_list_of_commands_is_fixed():
         (["plan", "t128_6b", "--format", "xml"], ["unknown format 'xml'; known names: json, text"]),
         (["experiment", "t24_1_3b_wide", "--scale", "paper"], ["needs 16 GPUs", "GiB each", "there are", "CPU core"]),
         (["experiment", "t128_6b", "--set", "train.step=5"], ["train.step", "train.steps"]),
-        (["experiment", "t128_6b", "--set", "train.steps=many"], ["train.steps", "integer", "many"]),
+        (
+            ["experiment", "t128_6b", "--set", "train.steps=many"],
+            ["train.steps takes an integer; it was given 'many'\n"],
+        ),
+        (
+            ["experiment", "t128_6b", "--set", "train.steps=50,pipeline.stages=2"],
+            ["'train.steps=50,pipeline.stages=2' has settings with a comma between them; separate them by blanks"],
+        ),
+        (["check", ""], ["there is no experiment without a name; known names: amoebanet_fashion"]),
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
+        (["experiment", "t128_6b", "--set", "train.steps=1", "--set", "train.steps=2"], ["set twice, to 1 and to 2"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
         (["experiment", "t12_400m", "--scale", "laptop", "--set", "text.corpus=jango"], ["jango", "django"]),
         (["experiment", "t128_6b", "--set", "optimizer.learning_rate=inf"], ["optimizer.learning_rate", "inf"]),
@@ -198,12 +207,13 @@ def test_settings_fit_100_columns_also_in_a_pipe():
 
 
 def test_settings_of_an_experiment_have_its_values():
-    arguments = ("settings", "t128_6b", "--scale", "paper", "--set", "train.steps=7")
+    arguments = ("settings", "t128_6b", "--scale", "paper", "--set", "train.steps=7", "--set", "train.seed=3")
     printed = gpipe_here(".", *arguments).splitlines()
     assert all(len(line) <= 100 for line in printed)
     rows = [line.split()[:3] for line in printed]
     assert ["pipeline.stages", "1", "16"] in rows
     assert ["train.steps", "100", "7"] in rows
+    assert ["train.seed", "0", "3"] in rows
     assert ["model.layers", "required", "64"] in rows
     assert "images.size" not in str(printed)
 
@@ -255,13 +265,15 @@ def test_a_command_imports_no_library_that_it_does_not_need(command, forbidden):
     assert printed_lines(command, forbidden=forbidden)
 
 
-def test_a_file_without_read_permission_is_not_a_defect_of_the_suite(monkeypatch):
-    def fail():
-        raise PermissionError(13, "Permission denied", "/runs/x")
+def test_a_file_that_cannot_be_read_or_written_is_not_a_defect_of_the_suite(monkeypatch):
+    for error, path in ((13, "/runs/x"), (30, "runs"), (2, ".cache")):  # the last in /proc
 
-    monkeypatch.setattr("launch.catalog.experiments_table", fail)
-    expected = "error: /runs/x cannot be read or written: Permission denied; check its permissions\n"
-    assert refusal("list") == expected
+        def fail(number=error, path=path):
+            raise OSError(number, os.strerror(number), path)
+
+        monkeypatch.setattr("launch.catalog.experiments_table", fail)
+        said = f"error: {path} cannot be read or written: {os.strerror(error)}; check its permissions or work elsewhere"
+        assert refusal("list").startswith(said)
 
 
 def test_a_failure_to_copy_a_jobs_runs_is_one_sentence(monkeypatch):

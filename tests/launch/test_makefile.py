@@ -33,12 +33,16 @@ def place(tmp_path):
     return tmp_path
 
 
-def made(place, *arguments, **variables):
-    """Returns the arguments that ``make`` passed to the command line."""
-    done = subprocess.run(
+def run_make(place, *arguments, **variables):
+    return subprocess.run(
         ["make", *arguments], cwd=place, env={"PATH": os.environ["PATH"], **variables}, capture_output=True, text=True,
         timeout=30, check=False,
     )  # fmt: skip
+
+
+def made(place, *arguments, **variables):
+    """Returns the arguments that ``make`` passed to the command line."""
+    done = run_make(place, *arguments, **variables)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert not (place / "hacked").exists()
     return done.stdout.split("\0")[:-1]
@@ -74,6 +78,24 @@ def test_a_name_is_taken_from_the_command_line_alone(place):
     assert made(place, "experiment", NAME="host-17")[-2:] == ["--", ""]
     assert made(place, "report", NAME="host-17") == ["report", "--scale", "auto", "--run", "", "--", ""]
     assert made(place, "plan", "NAME=t128_6b", NAME="host-17")[-1] == "t128_6b"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["name=t12_400m"], "make knows no variable name; write NAME."),
+        (["Scale=$$(touch hacked)", "LERNING=1"], "make knows no variable LERNING Scale; it knows NAME SCALE SET"),
+        (["NAME=x", "SET=train.steps=5", "pipeline.stages=2"], "no variable pipeline.stages; it knows NAME SCALE SET"),
+        (["NAME=x", "SET=text.clean=no", "$(shell touch hacked)"], "has no target $(shell touch hacked); values with"),
+        (["NAME=x", "tests"], "make has no target tests; values with blanks stand in quotes"),
+    ],
+)
+def test_words_that_make_does_not_know_are_refused_before_anything_runs(place, words, said):
+    (place / "tests").mkdir()
+    done = run_make(place, "experiment", *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+    assert not (place / "hacked").exists()
 
 
 def test_without_values_each_target_has_its_own_defaults(place):

@@ -78,6 +78,10 @@ def _build(settings: DocumentSettings, building: Path, cache: Path, log: Log) ->
                 "out; use a folder with more documents or lines"
             )
     tokenizer = train_tokenizer(parts[TRAIN], settings.vocabulary)
+    if len(tokenizer) < settings.vocabulary:
+        log(
+            f"text.vocabulary is {settings.vocabulary}, and the text gives {len(tokenizer)} entries: others stay unused"
+        )
     tokenizer.save_pretrained(building / TOKENIZER)
     tokens = {name: write_tokens(texts, tokenizer, building / f"{name}.npy") for name, texts in parts.items()}
     documents = {name: len(texts) for name, texts in parts.items()}

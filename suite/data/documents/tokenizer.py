@@ -26,9 +26,10 @@ _CHARACTERS = 20_000_000
 
 
 def train_tokenizer(documents: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """Learns the pieces from documents spread over all; the result has ``vocabulary`` entries.
+    """Learns the pieces from documents spread over all; the result has ``vocabulary`` entries, or fewer for a
+    small text.
 
-    Raises SettingError when it is too small for the bytes, or when the text has too few pieces to fill it.
+    Raises SettingError when it is too small for the bytes.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocabulary < len(SPECIAL) + len(alphabet):
@@ -44,11 +45,6 @@ def train_tokenizer(documents: Sequence[str], vocabulary: int) -> PreTrainedToke
     )
     step = max(1, -(-sum(map(len, documents)) // _CHARACTERS))  # every n-th of too many
     backend.train_from_iterator(documents[::step], trainer)
-    if backend.get_vocab_size() < vocabulary:
-        raise SettingError(
-            f"text.vocabulary is {vocabulary}, but this text gives only {backend.get_vocab_size()} entries; set "
-            f"text.vocabulary={backend.get_vocab_size()} or less, or use more text"
-        )
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=PAD, eos_token=END, bos_token=END, clean_up_tokenization_spaces=False
     )

@@ -124,10 +124,8 @@ def _idx(folder: Path, name: str) -> NDArray[np.uint8]:
     """Reads one file of MNIST's format: two zeros, the type 8 (bytes), the axes, their sizes, the values."""
     path = next((p for p in (folder / f"{name}.gz", folder / name) if p.exists()), None)
     if path is None:
-        names = ", ".join(name for pair in _LAYOUT.values() for name in pair)
-        raise DataError(
-            f"{folder} has no images in {TRAIN}/<class>/ and no {name}.gz; MNIST's layout has four files: {names}"
-        )
+        is_mnist = any(folder.glob("*-ubyte*"))
+        raise DataError(f"{folder} has no {f'{name}.gz' if is_mnist else f'images in {TRAIN}/<class>/'}; put it there")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if raw[:3] != bytes((0, 0, 8)):

@@ -91,7 +91,9 @@ def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> Non
         text = read_hub(settings.corpus, building / "draft", log)
     languages = sorted(text.sizes[TRAIN])
     tokenizer = train_tokenizer(text.sample(), settings.vocabulary, text.sizes[TRAIN])
-    log(f"learned a vocabulary of {len(tokenizer)} entries from {len(languages)} languages; tokenising")
+    few = f" (all that the text gives, text.vocabulary is {settings.vocabulary})"
+    found = f"{len(tokenizer)} entries{few if len(tokenizer) < settings.vocabulary else ''}"
+    log(f"learned a vocabulary of {found} from {len(languages)} languages; tokenising")
     tokenizer.save_pretrained(building / TOKENIZER)
     sizes = {}
     for name in SPLITS:

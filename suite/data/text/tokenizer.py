@@ -49,11 +49,10 @@ def language_token(language: str) -> str:
 def train_tokenizer(
     sentences: Sentences, vocabulary: int, sizes: Mapping[str, int] | None = None
 ) -> PreTrainedTokenizerFast:
-    """Learns the pieces from a temperature-weighted sample of ``sentences``; the result has ``vocabulary`` entries.
-    ``sizes`` are the numbers of pairs of each language if ``sentences`` has only some of the pairs.
+    """Learns the pieces from a temperature-weighted sample of ``sentences``; the result has ``vocabulary`` entries, or
+    as many as the text gives. ``sizes`` are the numbers of pairs of each language if ``sentences`` has only some.
 
-    Raises SettingError when the vocabulary cannot hold the special tokens, the bytes and a few pieces, or when the text
-    has too few pieces to fill it.
+    Raises SettingError when the vocabulary cannot hold the special tokens, the bytes and a few pieces.
     """
     languages = sorted({ENGLISH, *sentences})
     fixed = [*SPECIAL, *map(language_token, languages), *BYTES]
@@ -66,11 +65,6 @@ def train_tokenizer(
         )
     count = min(MOST_TEXTS, _TEXTS_AN_ENTRY * vocabulary)
     pieces, merges = _learn(_sample(sentences, count, sizes), vocabulary - len(fixed))
-    if len(fixed) + len(pieces) < vocabulary:
-        raise SettingError(
-            f"text.vocabulary is {vocabulary}, but this text gives only {len(fixed) + len(pieces)} entries; "
-            f"set text.vocabulary={len(fixed) + len(pieces)} or less, or use a larger corpus"
-        )
     ids = {token: i for i, token in enumerate([*fixed, *pieces])}
     tokenizer = _pipeline(models.BPE(vocab=ids, merges=merges, unk_token=UNKNOWN, byte_fallback=True))
     return PreTrainedTokenizerFast(

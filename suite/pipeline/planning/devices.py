@@ -1,7 +1,7 @@
 """Declared devices: their published numbers, for plans of machines you do not have.
 
 Memory is what a process can use: on GPUs less than the nominal size, because the driver reserves a part;
-about 79 GiB of 80 GB cards, 139 GiB of an H200 and 15.75 GiB of 16 GB cards (``total_memory`` of
+about 79 GiB of 80 GB cards, 139 GiB of an H200, 15.75 GiB of 16 GB cards, 14.5 GiB of a T4 (``total_memory`` of
 ``torch.cuda.get_device_properties``, as reported; a run queries its own). Rates are the makers' dense peaks
 of one accelerator, or of one core of a TPU board, which the GPipe paper counts as an accelerator. ``efficiency`` is the
 share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of H100s (47%), in a range
@@ -27,8 +27,7 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import MAX_CTAS, CellPair, TransportName
 from suite.pipeline.planning.simulate import Link, Links
 
-GIB = 2**30
-TERA, GIGA = 1e12, 1e9
+GIB, TERA, GIGA = 2**30, 1e12, 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +105,10 @@ _gpu = partial(Device, process_bytes=GPU_PROCESS_BYTES, is_cuda=True, launch_s=G
 _TPU_V3 = Device("TPUv3", 16, 16 * GIB, 61.5 * TERA, 61.5 * TERA, 450 * GIGA, 82 * GIGA, "ICI")
 
 # Without NVLink a message goes device, host, device: two passes over PCIe 3 at about 12 GB/s each, PCIe 4 at 24, PCIe 5
-# at 48. P100 and V100 have no bf16 products: they run at the fp32 rate. A B200 is one GPU of an HGX B200, a GB200 one
+# at 48. P100, V100 and T4 have no bf16 products: they run at the fp32 rate. A B200 is a GPU of an HGX B200, a GB200 one
 # of the 72 of a GB200 NVL72: the system's numbers divided by its GPUs. An MI250 is one of the two dies of its module,
 # each of which ROCm shows as a GPU; fp32 of AMD is that of its matrix cores. Rates of RTX cards accumulate in fp32.
-# Sources: Google Cloud's pages of TPUs; NVIDIA's data sheets of P100, V100, A10, A100, L4, L40, L40S, H100, H200, HGX
+# Sources: Google Cloud's pages of TPUs; NVIDIA data sheets of P100, V100, T4, A10, A100, L4, L40, L40S, H100, H200, HGX
 # B200, GB200 NVL72 and RTX 6000 Ada, its Ada and RTX Blackwell architecture papers; AMD's data sheets of MI250, MI250X
 # and MI300X. Where a sheet gives a rate with sparsity, half of it.
 DEVICES = {
@@ -120,6 +119,7 @@ DEVICES = {
         _gpu("P100", 16, int(15.75 * GIB), 9.3 * TERA, 9.3 * TERA, 732 * GIGA, 6 * GIGA, "PCIe 3"),
         _gpu("V100", 16, int(15.75 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
         _gpu("V100-32GB", 32, int(31.7 * GIB), 15.7 * TERA, 15.7 * TERA, 900 * GIGA, 150 * GIGA, "NVLink 2"),
+        _gpu("T4", 16, int(14.5 * GIB), 8.1 * TERA, 8.1 * TERA, 320 * GIGA, 6 * GIGA, "PCIe 3"),
         _gpu("A10", 24, 22 * GIB, 31.2 * TERA, 125 * TERA, 600 * GIGA, 12 * GIGA, "PCIe 4"),
         _gpu("A100", 80, 79 * GIB, 19.5 * TERA, 312 * TERA, 2039 * GIGA, 300 * GIGA, "NVLink 3"),
         _gpu("A100-40GB", 40, int(39.4 * GIB), 19.5 * TERA, 312 * TERA, 1555 * GIGA, 300 * GIGA, "NVLink 3"),

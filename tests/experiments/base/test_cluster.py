@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -128,6 +129,14 @@ def test_an_invalid_cluster_is_one_sentence_with_the_format(text: str, part: str
         parse_cluster(text, THIS)
     assert part in str(fault.value)
     is_the_sentence(str(fault.value), text)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("8H100", "8xH100"), ("2x8 a100", "2x8xa100"), ("4*T4", "4xT4"), ("8xH100+2T4", "2xT4")]
+)
+def test_a_number_without_x_is_told_with_it(text: str, meant: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(f"CLUSTER={text!r} lacks an x; did you mean {meant}?") + "$"):
+        parse_cluster(text, THIS)
 
 
 def is_the_sentence(message: str, text: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
@@ -14,6 +16,7 @@ from pydantic import ValidationError
 
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
+from experiments.base.setting_faults import unreached
 from experiments.planning.planner import merged
 from experiments.registry import TASKS, find, read_experiment
 from experiments.translation.experiment import TranslationExperiment
@@ -166,10 +169,7 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("train.steps=1.5", "train.steps takes an integer; it was given '1.5'"),
         ("optimizer.learning_rate=fast", "optimizer.learning_rate takes a number"),
         ("optimizer.name=sdg", "optimizer.name takes one of adamw, adafactor, rmsprop, sgd; it was given 'sdg'"),
-        (
-            "train.steps=50 optimizer.lr_decay=wsd optimizer.warmup_steps=40 optimizer.lr_decay_steps=20",
-            "warmup_steps=40, lr_stable_steps=0 and lr_decay_steps=20 are 60 steps, and train.steps=50; make them",
-        ),
+        ("train.patience=3", "train.patience=3 counts validations, and train.validate_every is none"),
         ("optimizer.max_grad_norm=x", "optimizer.max_grad_norm takes a number, or none"),
         (
             "pipeline.layers_per_cell=a,b",
@@ -314,17 +314,32 @@ def test_a_value_with_spaces_needs_quotes(quote: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("train.patience=3", "train.patience=3 counts validations, and train.validate_every is none"),
-        ("train.steps=20 train.validate_every=30", "train.validate_every=30 is longer than the run of 20 steps"),
-        ("train.steps=100 train.validate_every=20 train.patience=4", "use train.patience=3 or less, or none"),
-        ("train.steps=100 train.validate_every=50 train.patience=1", "use a smaller train.validate_every, or none"),
+        (
+            "train.steps=20 train.validate_every=30 train.patience=3",
+            "validate_every=30 is longer than the run of 20 st",
+        ),
+        ("train.steps=100 train.validate_every=20 train.patience=4", "use train.patience=3 or less"),
+        ("train.steps=100 train.validate_every=50 train.patience=1", "use a smaller train.validate_every"),
+        (
+            "train.steps=50 optimizer.lr_decay=wsd optimizer.warmup_steps=40 optimizer.lr_decay_steps=20",
+            "warmup_steps=40, lr_stable_steps=0 and lr_decay_steps=20 are 60 steps, and train.steps=50 ends before",
+        ),
     ],
 )
-def test_validation_settings_without_effect_are_refused(settings, words):
-    with pytest.raises(SettingError) as refused:
-        t12_400m().with_settings(settings)
-    assert words in str(refused.value)
-    t12_400m().with_settings("train.steps=100 train.validate_every=20 train.patience=3")
+def test_what_a_run_is_too_short_for_is_said_and_not_refused(settings, words):
+    run = t12_400m().with_settings(settings)
+    (said,) = unreached(run.train, run.optimizer)
+    assert words in said
+    longer = t12_400m().with_settings("train.steps=100 train.validate_every=20 train.patience=3")
+    assert not list(unreached(longer.train, longer.optimizer))
+
+
+def test_a_mini_batch_larger_than_the_data_is_said():
+    models = Path(__file__).parents[1] / "custom/models.py"
+    run = find(f"{models}:two_inputs")
+    assert not list(run.remarks())
+    (said,) = run.with_settings("train.batch_rows=100000").remarks()
+    assert re.fullmatch(r"train.batch_rows=100,000 of \d+ rows: a step takes rows several times; use \d+", said)
 
 
 def test_a_record_is_of_a_finished_run_after_all_steps_or_when_patience_ran_out():

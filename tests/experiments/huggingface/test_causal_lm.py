@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from experiments.huggingface import causal_lm
 from experiments.huggingface.causal_lm import causal_lm_layers, load_causal_lm, save_causal_lm
 from suite.errors import SettingError, SuiteError
 from suite.pipeline.model.layers import structure_key
@@ -40,8 +41,10 @@ def test_each_layer_reads_its_own_values(saved):
     assert logits(on_cpu(layers)).equal(model(IDS).logits)
 
 
-def test_written_back_the_folder_loads_in_transformers(saved, tmp_path):
+@pytest.mark.parametrize("shard_bytes", [causal_lm.SHARD_BYTES, 1])
+def test_written_back_the_folder_loads_in_transformers(saved, tmp_path, shard_bytes, monkeypatch):
     """With changed values, so that it is not the first folder that is read."""
+    monkeypatch.setattr(causal_lm, "SHARD_BYTES", shard_bytes)
     _, folder = saved
     layers = load_causal_lm(folder)
     trained = on_cpu(layers)
@@ -49,6 +52,8 @@ def test_written_back_the_folder_loads_in_transformers(saved, tmp_path):
         trained[2].get_parameter(next(name for name, _ in trained[2].named_parameters())).mul_(1.5)
     values = [{name: parameter.detach() for name, parameter in layer.named_parameters()} for layer in trained]
     save_causal_lm(tmp_path / "out", layers, values.__getitem__)
+    files = [file.name for file in (tmp_path / "out").glob("*.safetensors*")]
+    assert len(files) == len(layers) + 1 if shard_bytes == 1 else files == ["model.safetensors"]
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert (model(IDS).logits - logits(trained)).abs().max() <= 1e-5
     generated = model.generate(IDS, max_new_tokens=6, do_sample=False)

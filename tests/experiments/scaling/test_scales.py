@@ -145,6 +145,21 @@ def test_laptop_uses_the_available_cores_but_stays_a_pipeline() -> None:
         assert small.pipeline.stages == stages
 
 
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [
+        ("", (1, 2, 1)),
+        ("pipeline.stages=2", (2, 1, 2)),
+        ("pipeline.stages=4", (4, 1, 2)),
+        ("pipeline.stages=2 pipeline.micro_batches=8", (2, 1, 8)),
+        ("pipeline.stages=2 pipeline.replicas=2", (2, 2, 1)),
+    ],
+)
+def test_the_replicas_of_a_scale_are_those_that_the_devices_hold_at_the_given_stages(settings, shape) -> None:
+    pipeline = resolve("transformer_13", "laptop", Cluster(2, 8 * GIB, "cpu"), settings)[0].pipeline
+    assert (pipeline.stages, pipeline.replicas, pipeline.micro_batches) == shape
+
+
 def test_one_gpu_gets_one_stage() -> None:
     small, _ = resolve("t24_1_3b_wide", "auto", Cluster(1, 80 * GIB, "gpu"))
     assert (small.scale, small.pipeline.stages) == ("laptop", 1)

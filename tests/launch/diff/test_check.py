@@ -1,6 +1,7 @@
 """``gpipe check``: a model that trains in pipelines as in plain PyTorch, one that does not, and what is refused."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -9,6 +10,7 @@ from experiments.base.cluster import Cluster
 from experiments.registry import find
 from launch.diff import check as checking
 from launch.diff import plain_training, short_training
+from suite.errors import PlacementError
 from suite.settings import PipelineSettings
 from tests.launch.command_line import call, refusal
 from tests.launch.diff import test_short_training as wide_models
@@ -46,6 +48,16 @@ def mixes_rows():
     return spec(MixesRows)
 
 
+def summed_loss():
+    """BatchNorm keeps the pipelines with other micro-batches from being tried."""
+    return replace(spec(Images), loss=lambda outputs, targets: ((outputs - targets) ** 2).sum())
+
+
+class Images(nn.Sequential):
+    def __init__(self, width, _):
+        super().__init__(nn.Unflatten(1, (width, 1, 1)), nn.BatchNorm2d(width), nn.Flatten())
+
+
 def check(folder, name, *more):
     return call("check", f"{__file__}:{name}", *more, folder=folder)
 
@@ -57,7 +69,7 @@ def test_a_right_model_is_the_same_in_each_shape_and_leaves_no_runs(tmp_path):
     assert "  stages=2 schedule=fill_drain remat=always: same up to rounding; " in out
     assert len(re.findall(r"^  .*: same ", out, re.M)) == 7
     assert out.endswith("all 7 are the same training as plain PyTorch\n")
-    assert not list(tmp_path.glob("runs/*/*"))
+    assert not list(tmp_path.glob("runs/*")) + list(tmp_path.glob(".cache/short_runs/*"))
 
 
 def test_a_layer_that_mixes_rows_is_named_at_the_end(tmp_path, monkeypatch):
@@ -72,6 +84,22 @@ def test_a_layer_that_mixes_rows_is_named_at_the_end(tmp_path, monkeypatch):
     )
 
 
+def test_a_loss_that_is_a_sum_is_named_and_buffers_are_said_once(tmp_path, monkeypatch):
+    shapes = [PipelineSettings(stages=k, micro_batches=4) for k in (1, 2)]
+    monkeypatch.setattr(checking, "_shapes", lambda *_: ([*shapes], []))
+    code, out, _ = check(tmp_path, "summed_loss", "--steps", "1")
+    assert code == 1, out
+    result, question = out.splitlines()[-2:]
+    assert result == (
+        "all 3 are the same training as plain PyTorch, but for 3 buffers, which evaluation may use, of layers 2"
+    )
+    assert re.fullmatch(
+        r"is this meant\? layer 4: Linear ends in a loss that is no mean over rows: its sums are [\d.]+ for 2 rows, "
+        r"[\d.]+ and [\d.]+ for their halves; return a mean over rows, or give units \(docs/own-model.md\)",
+        question,
+    )
+
+
 def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, monkeypatch):
     """Plain PyTorch shows the same each time, because the layer counts in workers."""
     monkeypatch.setattr(
@@ -83,7 +111,8 @@ def test_a_layer_that_remembers_calls_is_named_and_the_runs_are_kept(tmp_path, m
     assert "stages=2 schedule=1f1b remat=always: DIFFERS" in out
     assert "step 1, layer 2 (Remembers), micro-batch 0, recomputed output 0" in out
     assert out.count(str(tmp_path)) == 2
-    assert len(list(tmp_path.glob("runs/*/*"))) == 2
+    assert len(list(tmp_path.glob(".cache/short_runs/*/*"))) == 2
+    assert not list(tmp_path.glob("runs/*"))
 
 
 @pytest.mark.parametrize(
@@ -126,12 +155,11 @@ def test_what_a_model_lacks_in_one_process_is_said_with_numbers(monkeypatch, kin
     gib = 8 * 6_040_979_968 / 2**30
     machine = Cluster(2, 40 << 30, "gpu") if kind == "gpu" else Cluster(2, 20 << 30, "cpu")
     monkeypatch.setattr(plain_training, "this_machine", lambda: machine)
-    found = plain_training.shortage(find("t128_6b"))
-    assert found.endswith(
-        f"6,040,979,968 parameters with gradients and optimizer take {gib:.1f} GiB and there are 40.0"
-    )
+    said = f"6,040,979,968 parameters with gradients and optimizer take {gib:.1f} GiB and there are 40.0; use a machine"
+    with pytest.raises(PlacementError, match=re.escape(said)):
+        plain_training.check_fits(find("t128_6b"))
     monkeypatch.setattr(plain_training, "this_machine", lambda: Cluster(2, 25 << 30, "cpu"))
-    assert plain_training.shortage(find("t128_6b")) == ""
+    plain_training.check_fits(find("t128_6b"))
 
 
 @pytest.mark.parametrize(("gpus", "devices", "gib"), [(1, 4, 20), (2, 4, 40), (3, 6, 40), (8, 8, 80)])

@@ -10,6 +10,7 @@ from experiments.base.cluster import Cluster
 from experiments.custom.experiment import find_custom
 from launch.diff import plain_training, short_training
 from suite import TrainSpec
+from suite.errors import SettingError
 from suite.settings import PipelineSettings
 
 TWO = PipelineSettings(replicas=2, micro_batches=2)
@@ -23,6 +24,23 @@ def wide(layers=40):
         layers=[nn.Linear(256, 256, bias=False), *middle, nn.Linear(256, 256, bias=False)], loss=nn.MSELoss(),
         train=list(zip(x, x, strict=True)), batch_size=8, micro_batches=4,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "train.steps=200 train.validate_every=50 train.patience=3 train.profile_steps=20",
+        "train.steps=200 optimizer.lr_decay=wsd optimizer.warmup_steps=40 optimizer.lr_decay_steps=20",
+        "train.steps=200 optimizer.lr_decay=cosine optimizer.lr_decay_steps=150 train.threads=2",
+    ],
+)
+def test_what_a_long_run_sets_keeps_no_short_one_from_training(settings):
+    name = f"{__file__}:wide"
+    short, _ = short_training.ShortTraining(name, "auto", 2, settings).resolved()
+    assert (short.train.steps, short.train.patience, short.train.threads) == (2, None, 1)
+    assert short.optimizer == find_custom(name).with_settings(settings).optimizer, "the rates are those of the long run"
+    with pytest.raises(SettingError, match=r"train.steps takes an integer, 1 or more; it was given 0"):
+        short_training.ShortTraining(name, "auto", 0, settings).resolved()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Own text: what a folder may hold, what is held out, what is dropped, and that every text comes back."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -177,13 +178,18 @@ def test_a_parquet_file_without_strings_under_text_is_refused_in_a_sentence(tmp_
         read_folder(str(tmp_path), ignore)
 
 
+def test_a_vocabulary_that_the_text_cannot_fill_is_said(data):
+    _, settings, root, _ = data
+    said = []
+    prepare_documents(settings.model_copy(update={"vocabulary": 9999}), root / "cache", said.append)
+    assert re.search(r"text\.vocabulary is 9999, and the text gives \d{3,4} entries: others stay unused", str(said))
+
+
 def test_too_short_a_text_too_small_a_vocabulary_and_an_unknown_corpus_are_refused(data):
     _, settings, root, _ = data
     with pytest.raises(DataError, match=r"train of .* tokens, and a row needs 100001: text\.length and the next token"):
         prepare_documents(settings.model_copy(update={"length": 100_000}), root / "cache", ignore)
     with pytest.raises(SettingError, match=r"text\.vocabulary is 257, and 2 special tokens and 256 bytes need 258"):
         prepare_documents(settings.model_copy(update={"vocabulary": 257}), root / "cache", ignore)
-    with pytest.raises(SettingError, match=r"text\.vocabulary is 9999, but this text gives only \d+ entries"):
-        prepare_documents(settings.model_copy(update={"vocabulary": 9999}), root / "cache", ignore)
     with pytest.raises(DataError, match="no corpus 'docstring'; did you mean docstrings"):
         prepare_documents(settings.model_copy(update={"corpus": "docstring"}), root / "cache", ignore)

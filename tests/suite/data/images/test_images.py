@@ -104,12 +104,13 @@ def test_a_damaged_archive_is_named(tmp_path, harm, said):
 
 
 def test_a_folder_without_images_is_named(tmp_path):
-    with pytest.raises(
-        DataError,
-        match=r"has no images in train/<class>/ and no train-images-idx3-ubyte.gz; MNIST's layout has four files",
-    ):
+    with pytest.raises(DataError, match=r"has no images in train/<class>/; put it there$"):
         read_folder(tmp_path)
     folder = write_folder(tmp_path)
+    (folder / "t10k-images-idx3-ubyte.gz").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"has no t10k-images-idx3-ubyte.gz; put it there$"):
+        read_folder(folder)
+    (tmp_path / "elsewhere").rename(folder / "t10k-images-idx3-ubyte.gz")
     write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(19, dtype=np.uint8))
     with pytest.raises(DataError, match=r"test has images of shape \(20, 8, 8\) and labels of shape \(19,\)"):
         read_folder(folder)

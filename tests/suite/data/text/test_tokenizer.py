@@ -74,7 +74,8 @@ def test_a_vocabulary_that_is_too_small_says_how_large(sentences: Sentences):
     assert len(train_tokenizer(sentences, needed)) == needed
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_says_how_large():
+def test_a_vocabulary_that_the_text_cannot_fill_has_what_it_gives_and_the_others_decode_to_nothing():
     few = {"de": [("Save the file", "Datei sichern"), ("Open", "Öffnen")]}
-    with pytest.raises(SettingError, match=r"gives only \d+ entries"):
-        train_tokenizer(few, 1000)
+    tokenizer = train_tokenizer(few, 1000)
+    assert 4 + 2 + 256 < len(tokenizer) < 1000
+    assert tokenizer.decode([*tokenizer("Open").input_ids, 999], skip_special_tokens=True) == "Open"
