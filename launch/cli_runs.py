@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -171,12 +172,10 @@ def replay(
 
     asked = ReplayedAction(step, replica, stage, Action.parse(action))
     stop = debugger.set_trace if pdb else None
-    try:
-        is_same = replay_action(run, asked, stop, Path(save) if save else None, console)
-    except BdbQuit:  # of a user who has seen enough
-        is_same = False
-    if not is_same:
-        raise typer.Exit(1)
+    with suppress(BdbQuit):  # of a user who has seen enough
+        if replay_action(run, asked, stop, Path(save) if save else None, console):
+            return
+    raise typer.Exit(1)
 
 
 COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check, replay)

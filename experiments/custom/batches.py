@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -53,10 +55,8 @@ class SpecBatches:
         """Returns the inputs and targets of a whole mini-batch. Raises DataError when they are no mini-batch."""
         with self._seeded(step):
             if not self._is_dataset:
-                function = cast(Callable[[int], Any], self._spec.train)
-                return _checked(
-                    _called(lambda: function(step), f"the mini-batch of step {step + 1}"), f"step {step + 1}"
-                )
+                function, what = cast(Callable[[int], Any], self._spec.train), f"step {step + 1}"
+                return _checked(_called(lambda: function(step), f"the mini-batch of {what}"), what)
             rows = self._epochs.rows(step * self._rows, (step + 1) * self._rows)
             return self._read(cast(Dataset, self._spec.train), rows)
 
@@ -131,10 +131,16 @@ def _check_dataset(name: str, data: Any) -> None:
 
 
 def _called(read: Callable[[], Any], what: str) -> Any:
+    process = os.getpid()
     try:
-        return read()
+        with torch.enable_grad():  # as loading.made_spec
+            return read()
     except Exception as error:
         raise DataError(f"{what} cannot be read: {typed_line(error)}") from error
+    finally:
+        if os.getpid() != process:  # forked by the user's code, and not to go on as its parent does
+            raised = sys.exc_info()[1]
+            os._exit(bool(getattr(raised, "code", raised)))
 
 
 def _checked(batch: Any, what: str) -> tuple[Tensors, Tensors]:

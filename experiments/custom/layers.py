@@ -236,9 +236,8 @@ def _failure_on_meta(layer: nn.Module, inputs: Tensors, outputs: Tensors, stash:
             found = call(layer, tuple(tensor.to("meta") for tensor in inputs), stash, bf16=False)
     except Exception as error:
         return (
-            "does not run on the meta device, where shapes are found without values "
-            f"({typed_line(error)}); shapes must not depend on values, and every tensor that a "
-            "layer holds must be a parameter or a buffer"
+            f"does not run on the meta device, where shapes are found without values ({typed_line(error)}); shapes "
+            "must not depend on values, and every tensor that a layer holds must be a parameter or a buffer"
         )
     if described(found) != described(outputs):
         return (
@@ -264,8 +263,7 @@ def _loss_errors(loss: nn.Module, outputs: Tensors, targets: Tensors) -> list[st
             loss(*(mode.from_tensor(tensor.detach()) for tensor in (*outputs, *targets)))
     except Exception as error:
         return [
-            "the loss does not run on tensors without values, from which costs are estimated "
-            f"({typed_line(error)}); shapes must not depend on values: use torch.where instead "
-            "of a mask as an index"
+            f"the loss does not run on tensors without values, from which costs are estimated ({typed_line(error)}); "
+            "shapes must not depend on values: use torch.where instead of a mask as an index"
         ]
     return []
