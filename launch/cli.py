@@ -19,7 +19,18 @@ from experiments.base.hints import command
 from launch import interrupts
 
 if interrupts.is_command_line():  # before the slow imports
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # it is closed, and what is opened next would take its descriptor
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
+            os.set_inheritable(getattr(sys, name).fileno(), True)
     interrupts.install()
+    try:
+        os.getcwd()
+    except OSError as error:  # torch would not be found
+        print(
+            f"error: the current folder: {error.strerror}; it may have been removed, change to another", file=sys.stderr
+        )
+        sys.exit(2)
 
 import typer
 
@@ -48,13 +59,11 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 def _print_version(requested: bool) -> None:
     if not requested:
         return
-    import platform
-
     from launch.node_probe import installed_versions
 
     for package, found in installed_versions(["gpipe-suite", "torch", "ray", "deepspeed"]).items():
         print(package, found or "not installed")
-    print("Python", platform.python_version())
+    print("Python", sys.version.split()[0])
     raise typer.Exit
 
 
@@ -223,8 +232,7 @@ def main() -> None:
             error_console.print(f"error: {message}")
     if interrupts.was_interrupted():
         interrupts.kill_children_and_exit()
-    interrupts.ignore()
-    sys.exit(code)
+    interrupts.leave(code)
 
 
 def _run_command() -> int:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,14 +29,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_CODE = 130
 
 UNWIND_S = 2.5
-"""Seconds from the signal to the forced exit."""
+"""Seconds from the signal, or from the end of the command, to the forced exit."""
 
 JOB_STOP_S = 60
 """Seconds between the signal that asks a job's driver to stop and the one that kills it. The driver has half of them
 to stop its workers, and the other half to upload its runs a last time."""
-
-RELEASE_S = 0.5
-"""Seconds for multiprocessing's finalizers: they may wait for a lock that the main thread holds."""
 
 _received, _unwound, _leaving = threading.Event(), threading.Event(), threading.Lock()
 _in_command = _is_handled = False
@@ -57,6 +55,11 @@ def install() -> None:
     threading.Thread(target=_enforce, args=(signals,), daemon=True, name="interrupt").start()
     for number in SIGNALS:
         signal.signal(number, _on_signal)
+    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SIGNALS)
+    os.register_at_fork(before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS), after_in_parent=unblock)
+    # a forked process, such as one of a user's pool, gets its own signals, and is to end by them
+    defaults = partial(map, signal.signal, SIGNALS, (signal.SIG_DFL, signal.SIG_DFL))
+    os.register_at_fork(after_in_child=lambda: [signal.set_wakeup_fd(-1), *defaults(), unblock()])
 
 
 def ignore() -> None:
@@ -64,6 +67,16 @@ def ignore() -> None:
     if is_command_line():
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+
+
+def leave(code: int) -> NoReturn:
+    """Exits, even if a thread or process of the user's own, for which Python waits, does not end."""
+    ignore()
+    if is_command_line():
+        late = threading.Timer(UNWIND_S, lambda: (kill(), os._exit(code)))  # type: ignore[func-returns-value]
+        late.daemon = True
+        late.start()
+    sys.exit(code)
 
 
 def was_interrupted() -> bool:
@@ -104,12 +117,8 @@ def kill_children_and_exit() -> NoReturn:
         null = os.open(os.devnull, os.O_WRONLY)  # for what libraries print while they exit
         os.dup2(null, 1)
         os.dup2(null, 2)
-        releasing = threading.Thread(target=_release_semaphores, daemon=True)
         with suppress(Exception):
-            releasing.start()
-            releasing.join(RELEASE_S)
-        with suppress(Exception):
-            _kill(lambda this: this.children(recursive=True))
+            kill()
         os._exit(EXIT_CODE)
 
 
@@ -134,7 +143,7 @@ def _on_signal(number: int, frame: object) -> None:
     if not _in_command:
         kill_children_and_exit()
     with suppress(Exception):
-        _kill_plain_workers()
+        kill_workers(server=True)
     raise KeyboardInterrupt
 
 
@@ -147,23 +156,19 @@ def _enforce(signals: int) -> None:
         kill_children_and_exit()
 
 
-def _release_semaphores() -> None:
-    """Makes multiprocessing unlink its semaphores: its resource tracker would do it with a warning."""
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util._run_finalizers(0)
-
-
-def _kill_plain_workers() -> None:
-    """Kills the forkserver and the workers forked from it, so that they do not report consequences of the interrupt,
-    such as a closed pipe, as failures."""
+def kill_workers(server: bool = False) -> None:
+    """Kills the workers and all that they have started; the forkserver adopts what a dead worker left. wandb's writer
+    ends by itself, once it has written all. With ``server`` also these two: they would report consequences of an
+    interrupt, such as a closed pipe, as failures."""
     servers = [child for child in psutil.Process().children() if _runs(child, "multiprocessing.forkserver")]
-    _kill(lambda _: [*servers, *(worker for server in servers for worker in server.children(recursive=True))])
+    below: Callable[[], list[psutil.Process]] = lambda: [p for one in servers for p in one.children(recursive=True)]  # noqa: E731
+    kill(lambda _: [*below(), *servers] if server else [each for each in below() if not _runs(each, "wandb-core")])
 
 
-def _kill(find: Callable[[psutil.Process], list[psutil.Process]]) -> None:
-    """Kills the processes that ``find`` returns for this process. It suspends them first, because a running process may
-    start another. The resource tracker is spared: it ends with the last process that uses it."""
+def kill(find: Callable[[psutil.Process], list[psutil.Process]] = lambda this: this.children(recursive=True)) -> None:
+    """Kills the processes that ``find`` returns for this process, by default all below it. It suspends them first,
+    because a running process may start another. The resource tracker is spared: it ends with the last process that uses
+    it."""
     this, stopped = psutil.Process(), set[psutil.Process]()
     while new := {child for child in find(this) if not _runs(child, "multiprocessing.resource_tracker")} - stopped:
         for process in new:

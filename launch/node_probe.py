@@ -39,14 +39,8 @@ SETTLE_S = 4.0
 
 def installed_versions(names: list[str]) -> dict[str, str | None]:
     """Returns the version of each package, None for one that is not installed."""
-
-    def version(name: str) -> str | None:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    return {name: version(name) for name in names}
+    found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in names}
+    return {name: package.version if package else None for name, package in found.items()}
 
 
 def same_version(found: str | None, pinned: str) -> bool:
@@ -242,8 +236,7 @@ def probe_cluster(request: dict[str, Any]) -> dict[str, Any]:
     marker = f".gpipe-{uuid.uuid4().hex}"
     markers = {node["NodeID"]: f"{marker}-{node['NodeID'][:12]}" for node in alive}
     report["fault"] = write_marker(storage, marker) if storage else ""
-    if report["fault"]:
-        storage = ""
+    storage = "" if report["fault"] else storage
     try:
         if storage and request["run"]:
             places = {storage, home} if "://" in storage else {storage}

@@ -44,11 +44,10 @@ def collect(calls: Mapping[Key, Any], timeout_s: float, late: str = "") -> tuple
     import ray
 
     ready, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=timeout_s) if calls else ([], [])
-    done = set(ready)
     answers: dict[Key, Any] = {}
     unanswered: dict[Key, str] = {}
     for key, call in calls.items():
-        if call not in done:
+        if call not in ready:
             unanswered[key] = late or f"no answer in {timeout_s:g} s"
             continue
         try:

@@ -28,4 +28,6 @@ class Terminal(Console):
 
 
 def _printable(text: str) -> str:
-    return text if text.isprintable() else _COLOUR_OR_CURSOR.sub("", text).translate(_CONTROL)
+    if text.isprintable():
+        return text
+    return _COLOUR_OR_CURSOR.sub("", text).translate(_CONTROL).encode(errors="backslashreplace").decode()

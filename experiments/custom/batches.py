@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -128,10 +130,16 @@ def _check_dataset(name: str, data: Any) -> None:
 
 
 def _called(read: Callable[[], Any], what: str) -> Any:
+    process = os.getpid()
     try:
-        return read()
+        with torch.enable_grad():  # as loading.made_spec
+            return read()
     except Exception as error:
         raise DataError(f"{what} cannot be read: {typed_line(error)}") from error
+    finally:
+        if os.getpid() != process:  # forked by the user's code, and not to go on as its parent does
+            raised = sys.exc_info()[1]
+            os._exit(bool(getattr(raised, "code", raised)))
 
 
 def _checked(batch: Any, what: str) -> tuple[Tensors, Tensors]:

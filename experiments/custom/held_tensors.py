@@ -44,10 +44,8 @@ def check_held(spec: TrainSpec) -> None:
     _check_memory(layers)
 
 
-def _registered(layer: nn.Module) -> Iterator[Tensor | nn.Module]:
-    yield from layer.modules()
-    yield from layer.parameters()
-    yield from layer.buffers()
+def _registered(layer: nn.Module) -> tuple[Tensor | nn.Module, ...]:
+    return (*layer.modules(), *layer.parameters(), *layer.buffers())
 
 
 def _unregistered(layer: nn.Module, index: int, owners: dict[int, int]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import multiprocessing
 import re
 import sys
 import traceback
@@ -16,7 +17,7 @@ from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -99,9 +100,9 @@ def made_spec(source: str, seed: int) -> TrainSpec:
     place, name, label = Source.parse(source)
     if label:
         raise SettingError(f"{source!r} names no function; write path.py:function, such as my_run.py:digits")
-    with seeded(seed):  # an import may draw too, and is done once
+    with seeded(seed), torch.enable_grad():  # an import may draw too, and is done once
         function = find_function(place, name)
-    with seeded(seed):
+    with seeded(seed), torch.enable_grad():  # restores what the user's code may switch off
         spec = called(function, place, source)
     if not isinstance(spec, TrainSpec):
         raise SettingError(
@@ -181,6 +182,8 @@ def _module(place: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # for pickle and dataclasses, which look a class's module up
         spec.loader.exec_module(module)
+        if multiprocessing.get_start_method(allow_none=True) is None:
+            multiprocessing.set_start_method("fork")  # other processes could not import the module by its name
     except (Exception, SystemExit) as error:
         raise SettingError(f"{place} cannot be imported{_line_of(error, place)}: {_described(error)}") from error
     return module
@@ -191,8 +194,7 @@ def find_function(place: str, name: str) -> Callable[..., Any]:
     module = _module(place)
     function = getattr(module, name, None)
     if callable(function):
-        result: Callable[..., Any] = function
-        return result
+        return cast(Callable[..., Any], function)
     own = [
         key
         for key, value in vars(module).items()

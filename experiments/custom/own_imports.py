@@ -83,9 +83,7 @@ def _own_files(folder: Path, name: str) -> Iterator[Path]:
     path = folder
     for part in name.split("."):
         path /= part
-        for file in (path.with_name(f"{part}.py"), path / "__init__.py"):
-            if file.is_file():
-                yield file
+        yield from filter(Path.is_file, (path.with_name(f"{part}.py"), path / "__init__.py"))
 
 
 def _is_elsewhere(name: str, folder: Path) -> bool:

@@ -31,11 +31,8 @@ class CustomSource(DataSource):
         coord, pipeline = self._coord, self._experiment.pipeline
         batch = self._batches.batch(step, coord.replica, pipeline.replicas, pipeline.micro_batches)
         unused: list[Tensors] = [()] * len(batch)
-        return replace(
-            batch,
-            inputs=batch.inputs if coord.is_first else unused,
-            targets=batch.targets if coord.is_last else unused,
-        )
+        inputs, targets = batch.inputs if coord.is_first else unused, batch.targets if coord.is_last else unused
+        return replace(batch, inputs=inputs, targets=targets)
 
     def held_out(self) -> HeldOut:
         micro_batches, most = self._experiment.pipeline.micro_batches, self._experiment.train.valid_rows

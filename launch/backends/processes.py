@@ -19,6 +19,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
+from launch import interrupts
 from launch.worker.parent import end_with_parent
 from suite.errors import ForkserverError, PeerLostError, SuiteError, WorkerDiedError, WorkerError
 from suite.paths import check_socket_folder
@@ -95,10 +96,9 @@ def run_processes(
                 process.start()
             return _collect(processes, results, time.monotonic() + deadline_s, should_stop)
         finally:
-            for process in processes:
-                if process.ident is not None:  # an interrupt or a failure may come before all have started
-                    process.kill()
-                    process.join(10)
+            interrupts.kill_workers()
+            for process in (started for started in processes if started.ident is not None):
+                process.join(10)
             results.close()
 
 
@@ -148,8 +148,7 @@ def modules_to_preload() -> list[str]:
 
     has_gpu = torch.cuda.is_available()
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if has_gpu else "cpu")
-    late = [] if has_gpu else PRELOAD_LATE
-    return [*PRELOAD, *late, *(name for name in DATA_LIBRARIES if name in sys.modules)]
+    return [*PRELOAD, *([] if has_gpu else PRELOAD_LATE), *(name for name in DATA_LIBRARIES if name in sys.modules)]
 
 
 def _start_resource_tracker() -> None:
@@ -165,8 +164,7 @@ def _start_resource_tracker() -> None:
 def _start_server() -> None:
     """Starts the forkserver with SIGINT blocked, which its workers inherit: Ctrl-C reaches them too, but this process
     ends them. It imports nothing from the current folder, in which a user may have a ``datasets`` of their own."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    by_user = os.environ.get(SAFE_PATH)
+    before, by_user = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = by_user or OWN_SAFE_PATH
     try:
         forkserver.ensure_running()
@@ -242,12 +240,9 @@ def _call(
     try:
         results.put((rank, target(rank, world, rendezvous, *args), None))
     except BaseException as error:
-        trace = traceback.format_exc()
-        try:
-            results.put((rank, None, (error if isinstance(error, SuiteError) else None, trace)))
-        finally:
-            results.close()
-            results.join_thread()
+        results.put((rank, None, (error if isinstance(error, SuiteError) else None, traceback.format_exc())))
+        results.close()
+        results.join_thread()
         os._exit(1)
 
 

@@ -38,10 +38,7 @@ class AgentGroup:
         self._failure: Exception | None = None
         # an event, because Thread.is_alive is wrong after an interrupted join
         self._ended = threading.Event()
-        config = {
-            "dispatcher": self._dispatcher,
-            "folders": {nodes.index(node): folder for node, folder in folders.items()},
-        }
+        config = {"dispatcher": self._dispatcher, "folders": {nodes.index(node): of for node, of in folders.items()}}
         trainer = _trainer(attempt, experiment, nodes, config)
         # in a thread, because in the main thread Ray Train handles an interrupt itself: it silently ends the process
         # with exit code 0

@@ -31,6 +31,7 @@ from suite.training.checkpoint import Choice, check_model, current, in_order, li
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import check_metrics
 from suite.training.profiling import profiled_steps
+from suite.training.update_rule import learning_rate
 
 
 def start(name: str, scale: RequestedScale, settings: str, launcher: str, console: Console) -> RunFolder:
@@ -103,6 +104,9 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     layers, _ = chosen.build()
     if checkpoints:
         _check_profile(before, chosen, checkpoints[0].step)
+        old, new = (learning_rate(checkpoints[0].step, of.optimizer) for of in (before, chosen))
+        if new > old:
+            console.print(f"the learning rate goes on at {new:.3g}, by the settings until now at {old:.3g}")
         if chosen.task == "custom":  # the settings determine any other model, and the run has them
             check_model(checkpoints[0], layers)
     backend = select_backend(launcher)
@@ -111,8 +115,8 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     prepare_same(run, chosen, console)
     session = Session(backend, console, resumes=True)
     planned = session.plan(as_planned, settings)
-    pipeline = chosen.pipeline.model_copy(update={"micro_batches": planned.experiment.pipeline.micro_batches})
-    requested = planned.experiment.with_pipeline(pipeline)  # so a later resume takes plan.json's too
+    kept = {"micro_batches": planned.experiment.pipeline.micro_batches}  # so a later resume takes plan.json's too
+    requested = planned.experiment.with_pipeline(chosen.pipeline.model_copy(update=kept))
     session.train(run, replace(planned, experiment=requested), resumed=True, checkpoint_step=step)
 
 

@@ -221,9 +221,7 @@ def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
     """Writes the trace for Perfetto and a plot of the traced step of median length, and prints that step as text."""
     traces = read_traces(run.traces)
     if not traces:
-        console.print(
-            f"no step was traced: the first two steps after a start are traced only with {option('SET', 'trace=true')}"
-        )
+        console.print(f"no step was traced; {option('SET', 'trace=true')} traces the first two steps after a start")
         return
     run.trace.write_text(json.dumps(perfetto(traces)))
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
@@ -231,10 +229,9 @@ def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
     measured, simulated = median.timeline, planned.plan.timeline
     title = f"{planned.experiment.name}, step {median.step + 1}"
     draw([("measured", measured), (planned.kind, simulated)], run.timeline, title)
-    console.print(f"step {median.step + 1}, measured: {measured.seconds:.3f} s, idle {measured.bubble:.1%}")
-    console.print(text(measured))
-    console.print(f"{planned.kind}: {simulated.seconds:.3f} s, idle {simulated.bubble:.1%}")
-    console.print(text(simulated))
+    for what, drawn in ((f"step {median.step + 1}, measured", measured), (planned.kind, simulated)):
+        console.print(f"{what}: {drawn.seconds:.3f} s, idle {drawn.bubble:.1%}")
+        console.print(text(drawn))
     console.print(f"trace: {run.trace} (opens in ui.perfetto.dev), plot: {run.timeline}")
 
 
@@ -256,5 +253,4 @@ def _summarise(run: RunFolder, planned: PlanReport, console: Console, samples: S
         f"wandb run: {record['wandb_run'] or 'none'}{hint}",
         f"{FOLDER_LINE}{run.path}",
     ]
-    for line in lines:
-        console.print(line)
+    console.print("\n".join(lines))

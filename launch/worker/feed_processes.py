@@ -179,3 +179,4 @@ class _Source(Dataset[FlatBatch | SuiteError]):
 
 def _end_with_worker(process: int) -> None:
     end_with_parent()
+    mp.current_process().daemon = False  # other people's data may start processes too

@@ -6,11 +6,9 @@ import ctypes
 import multiprocessing as mp
 import os
 import signal
-import sys
 import threading
 
-PR_SET_PDEATHSIG = 1
-"""Linux's prctl option for the signal that a process gets when its parent dies."""
+from launch import interrupts
 
 
 def end_with_parent() -> None:
@@ -20,12 +18,13 @@ def end_with_parent() -> None:
     Without the forkserver this process's end would not be noticed, and it would keep running next to its successor.
     """
     threading.Thread(target=_wait_for_parent, daemon=True).start()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: sent when the parent dies
+    mp.set_start_method(None, force=True)  # the forkserver is not the choice of the user's code
 
 
 def _wait_for_parent() -> None:
     parent = mp.parent_process()
     if parent is not None:
         parent.join()
+        interrupts.kill()
         os._exit(1)

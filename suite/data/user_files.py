@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pyarrow as pa
 
@@ -50,10 +51,15 @@ def _refuse(error: OSError) -> None:
     raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
+def printable(path: str | Path) -> str:
+    """Returns a path as text: bytes that are not UTF-8 by their codes, accents composed, whatever the system does."""
+    return normalize("NFC", os.fsencode(path).decode("utf-8", "backslashreplace"))
+
+
 def log_ignored(paths: Sequence[Path], folder: Path, what: str, log: Log) -> None:
     """Logs one line with the number of paths and the names of the first ones; nothing without any."""
     if paths:
-        names = [str(path.relative_to(folder)) for path in sorted(paths)]
+        names = [printable(path.relative_to(folder)) for path in sorted(paths)]
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         log(f"ignored in {folder}: {len(names)} {what} ({', '.join(names[:_MOST_NAMES])}{more})")
 

@@ -6,6 +6,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from tests.launch.command_line import environment
 
@@ -36,6 +37,53 @@ def test_an_interrupt_while_the_main_thread_is_in_a_long_call_unwinds_it_and_lea
     printed, _ = process.communicate(timeout=60)
     assert (printed.splitlines()[0], process.returncode) == ("unwound", 130)
     assert _has_ended(int(child))
+
+
+OWN = """
+import multiprocessing as mp, os, signal, subprocess, sys, time
+from launch import interrupts
+from launch.worker.parent import end_with_parent
+
+def worker(end, pids):
+    end_with_parent()
+    assert mp.get_start_method(allow_none=True) is None
+    mp.set_start_method("fork")
+    pool, child = mp.Pool(1), subprocess.Popen(["sleep", "600"])
+    pids.put([os.getpid(), child.pid, pool._pool[0].pid])
+    if end == "worker":
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    interrupts.install()
+    forkserver = mp.get_context("forkserver")
+    forkserver.set_forkserver_preload(["launch.backends.forked"])
+    with interrupts.interruptible():
+        for _ in range(5):
+            with mp.get_context("fork").Pool(2):  # leaving it sends SIGTERM to processes that may not have begun
+                pass
+        pids = forkserver.SimpleQueue()
+        process = forkserver.Process(target=worker, args=(sys.argv[1], pids))
+        process.start()
+        print(*pids.get(), flush=True)
+        if sys.argv[1] == "command":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[1] == "worker":
+            process.join()
+        interrupts.kill_workers()
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("none", 0), ("worker", 0), ("command", -signal.SIGKILL)])
+def test_processes_that_a_worker_starts_end_with_it_and_those_of_the_command_do_not_interrupt_it(tmp_path, end, code):
+    (tmp_path / "own.py").write_text(OWN)
+    done = subprocess.run(
+        [sys.executable, "own.py", end], cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True, timeout=200
+    )  # fmt: skip
+    assert done.returncode == code
+    assert len(done.stdout.split()) == 3
+    assert all(_has_ended(int(pid)) for pid in done.stdout.split())
 
 
 def _has_ended(pid):

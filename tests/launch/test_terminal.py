@@ -23,7 +23,7 @@ def test_a_terminal_obeys_no_escape_sequence_of_a_text():
     console = Terminal(file=out, force_terminal=True, color_system=None, width=60)
     table = Table("run" + TITLE)
     table.add_row(f"name{UP}")
-    console.print(f"log {TITLE}{CLIPBOARD}{RED}line\x1b\x9b", table)
+    console.print(f"log {TITLE}{CLIPBOARD}{RED}line\x1b\x9b", table, os.fsdecode(b"caf\xe9"))
     bar = Bar(console)
     bar.start()
     bar.show(Update(1, 2, ((0, f"loss{TITLE}"),), 1.0))
@@ -32,6 +32,7 @@ def test_a_terminal_obeys_no_escape_sequence_of_a_text():
     printed = out.getvalue()
     assert r"log \x1b]0;title" in printed  # as text
     assert r"line\x1b\x9b" in printed
+    assert r"caf\udce9" in printed  # a file's name that is not UTF-8
     assert "from a job" in printed
     for sequence in (TITLE, CLIPBOARD, RED, UP, "\x9b", "\x1b]"):
         assert sequence not in printed

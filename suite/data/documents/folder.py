@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,10 +61,6 @@ def read_folder(name: str, log: Log) -> dict[str | None, list[str]]:
     return {split: texts for split, texts in by_split.items() if texts or split == TRAIN}
 
 
-def _read_text(path: Path) -> Iterator[str]:
-    yield read_text(path)
-
-
 def _read_jsonl(path: Path) -> Iterator[str]:
     for where, row in read_json_lines(path):
         yield text_of(row, "text", where)
@@ -82,10 +78,8 @@ def _read_parquet(path: Path) -> Iterator[str]:
         yield from (text or "" for text in batch["text"].to_pylist())
 
 
-_READERS: dict[str, Callable[[Path], Iterator[str]]] = {
-    ".txt": _read_text,
-    ".md": _read_text,
-    ".rst": _read_text,
+_READERS: dict[str, Callable[[Path], Iterable[str]]] = {
+    **dict.fromkeys((".txt", ".md", ".rst"), lambda path: [read_text(path)]),
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
 }

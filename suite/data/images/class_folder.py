@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 
 from suite.data.images.sets import TEST, TRAIN
 from suite.data.images.transforms import FILE
-from suite.data.user_files import log_ignored, visible_files
+from suite.data.user_files import log_ignored, printable, visible_files
 from suite.errors import DataError, first_line
 from suite.log import Log
 
@@ -50,13 +50,13 @@ def read_class_folder(source: str, building: Path, log: Log) -> dict[str, Any]:
     for path in visible_files(folder, log):
         split, *inner = path.relative_to(folder).parts
         if split in found and len(inner) > 1:
-            found[split].append((path, labels[inner[0]]))
+            found[split].append((path, labels[printable(inner[0])]))
         else:
             others.append(path)
     log_ignored(others, folder, f"files in no class of {' or '.join(name for name in found if name)}", log)
-    empty = sorted({*labels} - {path.relative_to(folder).parts[1] for path, _ in found[TRAIN]})
+    empty = sorted({*labels.values()} - {label for _, label in found[TRAIN]})
     if empty:
-        raise DataError(f"{folder / TRAIN / empty[0]} has no images; add some, or remove the folder")
+        raise DataError(f"{folder / TRAIN / classes[empty[0]]} has no images; add some, or remove the folder")
     for path, _ in (*found[TRAIN], *found[held_out]):
         _check_image(path)
     files = {TRAIN: found[TRAIN], TEST: found[held_out]} if held_out else _every_fifth_held_out(found[TRAIN])
@@ -75,7 +75,9 @@ def read_class_folder(source: str, building: Path, log: Log) -> dict[str, Any]:
 
 
 def _classes(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(
+        {printable(path.name) for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    )
 
 
 def _check_image(path: Path) -> None:
@@ -103,4 +105,4 @@ def _every_fifth_held_out(files: Files) -> dict[str, Files]:
 
 def _rows(files: Files) -> Iterator[dict[str, Any]]:
     for path, label in files:
-        yield {"image": {"bytes": path.read_bytes(), "path": None}, "label": label, FILE: str(path)}
+        yield {"image": {"bytes": path.read_bytes(), "path": None}, "label": label, FILE: printable(path)}

@@ -195,8 +195,4 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     return ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
-_READERS: dict[str, Callable[[_Part], Iterator[Sequence[str]]]] = {
-    "tsv": _read_tsv,
-    "jsonl": _read_rows,
-    "parquet": _read_rows,
-}
+_READERS: dict[str, Callable[[_Part], Iterator[Any]]] = {"tsv": _read_tsv, "jsonl": _read_rows, "parquet": _read_rows}

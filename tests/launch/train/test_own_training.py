@@ -1,6 +1,7 @@
 """A run of your own with metrics by name, parameter groups and a function that is called after each step."""
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,10 @@ def test_a_function_that_fails_ends_the_run_and_is_named_with_its_line(tmp_path,
         SettingError, match=rf"on_step of .*:failing, called after step 2, failed at line {line}: OSErr"
     ):
         train("failing")
+
+
+@pytest.mark.slow
+def test_a_resume_says_when_its_settings_raise_the_learning_rate(run):
+    said = StringIO()
+    resume(str(run.path), "train.steps=5 optimizer.learning_rate=1.0", "local", Console(file=said, width=200))
+    assert "the learning rate goes on at " in said.getvalue()

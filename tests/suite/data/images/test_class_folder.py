@@ -1,6 +1,8 @@
 """A folder of images with one folder a class: pixels, classes, held-out images, and errors."""
 
+import os
 import shutil
+import unicodedata
 
 import numpy as np
 import pytest
@@ -89,6 +91,20 @@ def test_hidden_and_other_files_are_ignored_and_named(tmp_path):
         "train/bee/._1.png)",
         f"ignored in {own}: 2 files in no class of train (labels.csv, train/00.png)",
     ]
+
+
+def test_names_that_are_not_utf8_and_two_forms_of_one_name_are_read(tmp_path):
+    """A Mac writes decomposed names; latin-1 ones come from old archives."""
+    latin1 = os.fsdecode(b"\xe9t\xe9")
+    names = ("ant", unicodedata.normalize("NFC", "château"), latin1)  # classes 1, 2 and 0
+    write(tmp_path / "own", "train", 12, classes=names)
+    write(tmp_path / "own", "test", 3, classes=("ant", unicodedata.normalize("NFD", "château"), latin1))
+    shutil.copy(tmp_path / "own/train/ant/00.png", tmp_path / "own/train" / f"{latin1}.png")
+    log = []
+    data = prepared(tmp_path / "own", tmp_path / "cache", classes=3, log=log.append)
+    assert data.labels("train", range(12)).tolist() == [1] * 4 + [2] * 4 + [0] * 4
+    assert data.labels("test", range(3)).tolist() == [1, 2, 0]
+    assert "files in no class of train or test (train/\\xe9t\\xe9.png)" in log[0]
 
 
 def cut(folder, kind, size=(64, 64)):
