@@ -70,15 +70,9 @@ def experiments_table() -> Table:
             descriptions.append(f"{name} cannot be used: {error}")
             continue
         pipeline = experiment.pipeline
-        rows.add_row(
-            name,
-            str(len(layers)),
-            f"{count_parameters(layers):,}",
-            str(pipeline.stages),
-            str(pipeline.replicas),
-            str(pipeline.micro_batches),
-            f"{experiment.batch:,} {experiment.unit}",
-        )
+        shape = map(str, (pipeline.stages, pipeline.replicas, pipeline.micro_batches))
+        sizes = str(len(layers)), f"{count_parameters(layers):,}", *shape, f"{experiment.batch:,} {experiment.unit}"
+        rows.add_row(name, *sizes)
         text = experiment.listed((make.__doc__ or "").split("\n")[0])
         descriptions.append(fill(text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     rows.caption, rows.caption_justify = "\n".join(descriptions), "left"
