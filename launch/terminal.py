@@ -20,6 +20,8 @@ class Terminal(Console):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, soft_wrap=True, **options)
+        if not self.is_terminal and "width" not in options:  # a file or a pipe gets tables as wide as their words
+            self.width = 1000
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yields the segments of anything that is printed; rich's own control segments stay."""

@@ -28,7 +28,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
-from suite.training.metrics import own_metric
+from suite.training.metrics import own_metrics
 from suite.training.trackers import Tracker, Values
 from suite.training.validation import Criterion
 
@@ -67,7 +67,7 @@ class CustomExperiment(Experiment):
 
     def metric_of(self, line: Mapping[str, Any]) -> str:
         """From the line: ``metric_name`` would execute the function."""
-        return own_metric(line, self.unit)
+        return own_metrics(line, self.unit)[0]
 
     def listed(self, summary: str) -> str:
         return f"{self.name} ({self.source}): {description(self.source)}"
@@ -202,7 +202,7 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
         "scale": "laptop",
         "source": source,
         "layer_count": len(spec.layers),
-        "pipeline": PipelineSettings(),
+        "pipeline": PipelineSettings(schedule="auto"),
         "optimizer": OptimizerSettings(),
         "train": CustomTrainSettings(),
     }

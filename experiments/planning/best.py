@@ -22,6 +22,7 @@ from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures, in_hours, in_seconds
 from experiments.planning.plan_report import CostModel, PlanReport, schedule_name
 from experiments.planning.single_plan import compared, numbers_of_micro_batches, try_plan, with_step_interval
+from experiments.report.table import Value, aligned
 from suite.errors import PlanError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB
@@ -201,20 +202,17 @@ def lines_of(plans: Sequence[PlanReport]) -> Iterator[str]:
     if not plans:
         return
     yield f"the fastest plans of {plans[0].experiment.name}:"
-    unit = plans[0].experiment.unit
-    yield (
-        f"  {'K':>4}{'R':>5}{'M':>7}  {'schedule':<36}{'step':>9}{f'{unit}/s':>13}{'whole run':>14}"
-        f"{'largest stage':>15}{'bubble':>8}  links between nodes"
-    )
+    shown = "step", f"{plans[0].experiment.unit}/s", "whole run", "largest stage", "bubble", "links between nodes"
+    rows: list[list[Value]] = []
     for report in plans:
         plan, pipeline, link = report.plan, report.plan.pipeline, report.layer_costs.machine.link
         peak = max(cell.peak_bytes for cell in plan.cells) / GIB
-        yield (
-            f"  {pipeline.stages:>4}{pipeline.replicas:>5}{pipeline.micro_batches:>7}  "
-            f"{schedule_name(plan.schedule_config):<36}{in_seconds(report.step_s):>9}"
-            f"{in_figures(report.units_per_second):>13}{in_hours(3600 * report.hours):>14}{peak:>11.2f} GiB"
-            f"{plan.timeline.bubble:>8.1%}  {len(link.cuts) if isinstance(link, Links) else 0}"
-        )
+        rows.append([
+            pipeline.stages, pipeline.replicas, pipeline.micro_batches, schedule_name(plan.schedule_config),
+            in_seconds(report.step_s), in_figures(report.units_per_second), in_hours(3600 * report.hours),
+            f"{peak:.2f} GiB", f"{plan.timeline.bubble:.1%}", len(link.cuts) if isinstance(link, Links) else 0,
+        ])  # fmt: skip
+    yield from (f"  {line}" for line in aligned(("K", "R", "M", "schedule", *shown), rows).splitlines())
 
 
 def settings_of(report: PlanReport, work: Experiment) -> str:

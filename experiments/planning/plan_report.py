@@ -13,7 +13,9 @@ from torch import nn
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures, in_hour_interval, in_hours, in_seconds
+from experiments.base.hints import option
 from experiments.base.workload import Measurable
+from experiments.report.table import aligned
 from models.chunked_loss import set_logits_bytes
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Device, Machine
@@ -41,6 +43,9 @@ class LayerCosts:
     step_ratios: tuple[float, ...] = ()
     """Their measured over their planned steps."""
 
+
+COSTS = ("forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes", "gradient_bytes")
+"""Of a stage, in the record of a plan."""
 
 CostModel = Callable[[Measurable, Cluster], LayerCosts]
 
@@ -142,15 +147,12 @@ class PlanReport:
             "nodes": [node.name for node in self.placement.nodes] if self.placement is not None else [],
             "stages": [
                 {
+                    "stage": placement.stage_of(k),
+                    "cell": placement.virtual_stage_of(k),
                     "first_layer": stage.begin,
                     "last_layer": stage.end - 1,
                     "parameters": stage.parameters,
-                    "forward_s": stage.cost.forward_s,
-                    "recompute_s": stage.cost.recompute_s,
-                    "backward_s": stage.cost.backward_s,
-                    "update_s": stage.cost.update_s,
-                    "activation_bytes": stage.cost.activation_bytes,
-                    "gradient_bytes": stage.cost.gradient_bytes,
+                    **{name: getattr(stage.cost, name) for name in COSTS},
                     "idle": plan.timeline.idle(placement.stage_of(k)),
                     "peak_bytes": stage.peak_bytes,
                     "process_bytes": stage.process_bytes,
@@ -159,26 +161,31 @@ class PlanReport:
             ],
         }
 
-    def lines(self) -> list[str]:
+    def lines(self, is_brief: bool = False) -> list[str]:
+        """Returns the report as text; a brief one leaves out all schedules but a faster one."""
         plan, pipeline = self.plan, self.plan.pipeline
+        workers, devices = pipeline.stages * pipeline.replicas, self.cluster.devices
+        idle = devices - workers if self.cluster.kind == "gpu" or self.layer_costs.device is not None else 0
         largest = max(plan.cells, key=lambda cell: cell.peak_bytes)
         return [
             f"plan of {self.experiment.name} on {self.cluster}; {self.kind} ({self.layer_costs.source})",
             *(f"  {note}" for note in self.notes),
+            *([f"  {workers} of the {devices} devices are used, {idle} are idle"] if idle > 0 else ()),
             f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
             f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {schedule_name(plan.schedule_config)}, "
             f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
-            f"  step {in_seconds(self.step_s)}, at most {plan.excess:.1%} above any schedule of these cells in this "
-            "memory",
+            f"  step {in_seconds(self.step_s)}; with these cells and this memory no schedule can take less than "
+            f"{in_seconds(min(plan.lower_bound_s, self.step_s))}",
             *self._interval_line(),
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
             f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.machine.memory_limit_bytes / GIB:.2f} GiB"
             f"{_reserve_text(plan.machine)}{self._process_text(largest)}",
             f"  {self.experiment.train.steps:,} steps of {self.experiment.batch:,} {self.experiment.unit}: "
             f"{self._duration()}",
-            *_alternative_lines(plan),
+            *(() if is_brief else _alternative_lines(plan)),
+            *_faster_line(plan),
             *(self.placement.lines() if self.placement is not None else ()),
         ]
 
@@ -223,10 +230,7 @@ def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
     """Yields a line if stages have more parameters than the model."""
     total = sum(stage.parameters for stage in plan.cells)
     if total > parameters:
-        yield (
-            f"  the stages hold {total:,} parameters in total: {total - parameters:,} of them are copies of parameters "
-            "that layers of several stages share"
-        )
+        yield f"  the stages hold {total:,} parameters in total; {total - parameters:,} are copies that several share"
 
 
 def _alternative_record(alternative: Alternative, chosen: PipelineSettings) -> dict[str, Any]:
@@ -234,31 +238,34 @@ def _alternative_record(alternative: Alternative, chosen: PipelineSettings) -> d
     name = {"schedule": alternative.schedule, "virtual_stages": alternative.virtual_stages}
     if alternative.fault:
         return name | {"chosen": False, "fault": alternative.fault}
-    recomputed, forwards = alternative.recomputes
-    return name | {
-        "chosen": alternative.is_of(chosen),
-        "step_s": alternative.step_s,
-        "peak_bytes": alternative.peak_bytes,
-        "recomputed": recomputed,
-        "forwards": forwards,
-    }
+    figures = {"step_s": alternative.step_s, "peak_bytes": alternative.peak_bytes}
+    recomputes = dict(zip(("recomputed", "forwards"), alternative.recomputes, strict=True))
+    return name | {"chosen": alternative.is_of(chosen)} | figures | recomputes
 
 
 def _alternative_lines(plan: Plan) -> Iterator[str]:
     """Yields the table of the schedules that fit, and one line of those that do not; nothing if there is no choice."""
     if len(plan.alternatives) < 2:
         return
-    yield f"  {'schedules that fit':<38}{'step':>9}{'largest stage':>16}{'forwards recomputed':>22}"
+    rows = []
     for alternative in (alternative for alternative in plan.alternatives if not alternative.fault):
-        recomputed, forwards = alternative.recomputes
-        mark = "   <- this plan" if alternative.is_of(plan.pipeline) else ""
-        yield (
-            f"    {schedule_name(alternative):<36}{in_seconds(alternative.step_s):>9}"
-            f"{alternative.peak_bytes / GIB:>12.2f} GiB{f'{recomputed:,} of {forwards:,}':>22}{mark}"
-        )
+        figures = in_seconds(alternative.step_s), f"{alternative.peak_bytes / GIB:.2f} GiB"
+        mark = "<- this plan" if alternative.is_of(plan.pipeline) else ""
+        rows.append([schedule_name(alternative), *figures, "{:,} of {:,}".format(*alternative.recomputes), mark])
+    headings = "schedules that fit", "step", "largest stage", "forwards recomputed", ""
+    yield from (f"  {line}" for line in aligned(headings, rows).splitlines())
     refused = [schedule_name(alternative) for alternative in plan.alternatives if alternative.fault]
     if refused:
         yield f"  do not fit: {'; '.join(refused)}"
+
+
+def _faster_line(plan: Plan) -> Iterator[str]:
+    """Yields the setting of the fastest schedule that fits, if it is faster by more than a hundredth."""
+    fitting = [alternative for alternative in plan.alternatives if not alternative.fault]
+    fastest = min(fitting, key=lambda alternative: alternative.step_s, default=None)
+    if fastest is not None and fastest.step_s < 0.99 * plan.step_s:
+        setting = f'"pipeline.schedule={fastest.schedule} pipeline.virtual_stages={fastest.virtual_stages}"'
+        yield f"  faster: {option('SET', setting)} ({in_seconds(fastest.step_s)}, {fastest.peak_bytes / GIB:.2f} GiB)"
 
 
 def schedule_name(schedule: Alternative | ScheduleConfig) -> str:
@@ -270,10 +277,8 @@ def schedule_name(schedule: Alternative | ScheduleConfig) -> str:
 def _stage_lines(plan: Plan) -> Iterator[str]:
     """Yields one line per stage; consecutive equal stages share a line."""
     first, placement = 0, plan.schedule_config.placement(plan.pipeline.stages)
-    stages, virtual_stages = (
-        [number_of(cell) for cell in range(len(plan.cells))]
-        for number_of in (placement.stage_of, placement.virtual_stage_of)
-    )
+    cells = range(len(plan.cells))
+    stages, virtual_stages = [*map(placement.stage_of, cells)], [*map(placement.virtual_stage_of, cells)]
     for k, stage in enumerate(plan.cells):
         size, own, following = stage.end - stage.begin, stages[k], None
         if virtual_stages[k : k + 2] == [virtual_stages[k]] * 2 and _goes_on(stages[first : k + 2]):
@@ -288,16 +293,14 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         yield (
             f"  {name}: layers {begin}-{stage.end - 1} ({size}{each}), "
             f"{stage.parameters:,} parameters, F {in_seconds(cost.forward_s)} R {in_seconds(cost.recompute_s)} "
-            f"B {in_seconds(cost.backward_s)}, idle {plan.timeline.idle(own):.1%}, "
-            f"{stage.peak_bytes / GIB:.2f} GiB"
+            f"B {in_seconds(cost.backward_s)}, idle {plan.timeline.idle(own):.1%}, {stage.peak_bytes / GIB:.2f} GiB"
         )
         first = k + 1
 
 
 def _goes_on(stages: Sequence[int]) -> bool:
     """Whether each stage follows the one before it, or each precedes it."""
-    steps = {after - before for before, after in pairwise(stages)}
-    return steps in ({1}, {-1})
+    return {after - before for before, after in pairwise(stages)} in ({1}, {-1})
 
 
 LEAST_RUNS = 5

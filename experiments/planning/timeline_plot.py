@@ -67,5 +67,4 @@ def _panel(axis: Any, timeline: Timeline, longest: float, rasterized: bool) -> N
     axis.tick_params(colors=INK)
     axis.set_xlim(0, longest)
     axis.invert_yaxis()
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["top", "right"]].set_visible(False)

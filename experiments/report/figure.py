@@ -37,8 +37,7 @@ def new_figure(xlabel: str, ylabel: str, size: tuple[float, float] = SIZE) -> tu
     axis.set_ylabel(ylabel, fontsize=9)
     axis.tick_params(labelsize=9, colors=INK)
     axis.grid(color=INK, alpha=0.12, linewidth=0.6)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["top", "right"]].set_visible(False)
     return figure, axis
 
 
@@ -78,5 +77,4 @@ def _draw_in_ink(figure: Any) -> None:
         if text.get_color() == "black":
             text.set_color(INK)
     for axis in figure.axes:
-        for spine in axis.spines.values():
-            spine.set_edgecolor(INK)
+        axis.spines[:].set_edgecolor(INK)

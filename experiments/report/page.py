@@ -68,8 +68,7 @@ class Page:
         for section in self.sections:
             if section.is_empty:
                 continue
-            parts.append(f"## {section.title}\n")
-            parts += [f"{sentence}\n" for sentence in section.sentences]
+            parts += [f"## {section.title}\n", *(f"{sentence}\n" for sentence in section.sentences)]
             parts += [f"![{p.caption}]({self._file(p)})\n\n{p.caption}\n" for p in section.pictures]
             parts += [table.markdown() for table in section.tables]
         return "\n".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -78,10 +79,12 @@ def readable(value: Value) -> str:
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[Value]]) -> str:
-    """Returns rows as lines of text, for what opens on a click."""
-    lines = [list(headings), *(list(map(readable, row)) for row in rows)]
+    """Returns rows as lines of text, as wide as their content; columns of numbers are aligned to the right."""
+    lines = [tuple(headings), *(tuple(map(readable, row)) for row in rows)]
+    left = ["" if re.match(r"[\d.,]+(\W|$)", cell) else "-" for cell in lines[-1]]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    form = "  ".join(f"%{side}{width}s" for side, width in zip(left, widths, strict=True))
+    return "\n".join((form % line).rstrip() for line in lines)
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -22,31 +22,27 @@ class AttemptLog:
         self._path = path
         self._last = max(read_attempt_lines(path), default=0)
 
-    def begin(self, experiment: Experiment) -> int:
+    def begin(self, experiment: Experiment, planned_step_s: float = 0.0) -> int:
         """Records the start of an attempt; returns its number."""
         self._last += 1
-        pipeline, number = experiment.pipeline, self._last
+        pipeline, self.began = experiment.pipeline, time.monotonic()
         shape = {"K": pipeline.stages, "R": pipeline.replicas, "M": pipeline.micro_batches}
-        self._append({"attempt": number, "began": _now(), **shape})
-        return number
+        self._append({"attempt": self._last, "began": _now(), "planned_step_s": planned_step_s, **shape})
+        return self._last
+
+    def note(self, **figures: float) -> None:
+        """Records figures of the last attempt, if ``attempt`` is one of them, otherwise of the command before it."""
+        self._append({name: round(value, 3) for name, value in figures.items()})
 
     def end(self, number: int, watchdog: Watchdog, outcome: str, cause: Cause | None = None) -> None:
         """Records the end of an attempt: first and last step, ``outcome``, root cause, and the time of the watchdog's
         verdict if it has one."""
-        fields: dict[str, Any] = {
-            "start": watchdog.first_step,
-            "reached": watchdog.last_step,
-            "named": watchdog.verdict_time,
-        }
-        fields |= asdict(cause) if cause else {}
+        fields: dict[str, Any] = {"start": watchdog.first_step, "reached": watchdog.last_step}
+        fields |= {"named": watchdog.verdict_time} | (asdict(cause) if cause else {})
         if cause is not None and cause.step is not None:
             fields["step"] = cause.step + 1  # a person reads it
         known = {name: value for name, value in fields.items() if value not in (None, "")}
         self._append({"attempt": number, "ended": _now(), "outcome": outcome, **known})
-
-    def recovered(self, number: int, seconds: float) -> None:
-        """Records the time from the previous failure to an attempt's first step."""
-        self._append({"attempt": number, "recovered_s": round(seconds, 3)})
 
     def _append(self, line: dict[str, Any]) -> None:
         with suppress(OSError):  # a full disk must not end the supervised run

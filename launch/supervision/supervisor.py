@@ -68,7 +68,6 @@ class Supervisor:
         self._attempts = AttemptLog(attempt.run.attempts)
         self._causes: list[Cause] = []
         self._failures_since_checkpoint = 0
-        """Failures since the last new checkpoint."""
         self._start: int | None = None
         """First step of the latest attempt."""
         self._failed_at: float | None = None
@@ -96,7 +95,7 @@ class Supervisor:
         """Runs one attempt and records it; returns the error that ended it, None if it finished."""
         self._attempt = attempt = replace(
             self._attempt,
-            number=self._attempts.begin(self._experiment),
+            number=self._attempts.begin(self._experiment, self._plan.step_s),
             resume=self._attempt.resume or bool(self._causes),
             hook=self._hook,
             checkpoint_step=self._checkpoint_step,
@@ -131,16 +130,17 @@ class Supervisor:
             self._failures_since_checkpoint += 1
         return failure
 
-    def _on_first_step(self) -> None:
-        """Records the recovery time when an attempt has finished its first step. If it went back, removes the old
-        ``record.json``, unless a short attempt has already written its own."""
+    def _on_first_step(self, start: int) -> None:
+        """Records when an attempt has finished its first step. If it went back, removes the old ``record.json``, unless
+        a short attempt has already written its own."""
         if self._earlier_record is not None and _content(self._attempt.run.record) == self._earlier_record:
             self._attempt.run.record.unlink()
+        figures = {"start": start, "first_step_s": time.monotonic() - self._attempts.began}
         if self._failed_at is not None:
-            seconds = time.monotonic() - self._failed_at
-            self._attempts.recovered(self._attempt.number, seconds)
-            self._log(f"training again, {seconds:.1f} s after the failure was detected")
+            figures["recovered_s"] = time.monotonic() - self._failed_at
+            self._log(f"training again, {figures['recovered_s']:.1f} s after the failure was detected")
             self._failed_at = None
+        self._attempts.note(attempt=self._attempt.number, **figures)
 
     def _final_error(self, error: SuiteError, cause: Cause, reason: str) -> SuiteError:
         if cause.kind == "user":

@@ -28,6 +28,8 @@ from suite.training.periodic import PeriodicThread
 
 PERIOD_S = 0.25
 
+FirstStepHook = Callable[[int], None] | None
+
 FIRST_HEARTBEAT_S = 300.0
 """Seconds from an attempt's start to each worker's first heartbeat: placement, imports, rendezvous."""
 
@@ -130,9 +132,9 @@ class Watchdog:
     """A context in which a thread watches an attempt's workers, and notes in the run's folder what they do."""
 
     def __init__(
-        self, attempt: Attempt, experiment: Experiment, plan: RunPlan, on_first_step: Callable[[], None] = lambda: None
+        self, attempt: Attempt, experiment: Experiment, plan: RunPlan, on_first_step: FirstStepHook = None
     ) -> None:
-        """``on_first_step`` is called when the attempt has finished its first step."""
+        """``on_first_step`` is called with the attempt's first step when it has finished it."""
         pipeline = experiment.pipeline
         self.coords = [plan.coord(rank, pipeline) for rank in range(attempt.workers)]
         self._attempt, self._plan, self._micro_batches = attempt, plan, pipeline.micro_batches
@@ -144,7 +146,7 @@ class Watchdog:
         """Seconds since 1970."""
         self.paused = False
         """While true, there is no verdict: workers are still being placed, or no heartbeat can arrive."""
-        self._on_first_step: Callable[[], None] | None = on_first_step
+        self._on_first_step = on_first_step
         self._detector = StallDetector(self.coords)
         self._checked_at = self._note_due = 0.0
         """Times of the last check, and of the next note; monotonic clock."""
@@ -187,7 +189,7 @@ class Watchdog:
                 self.heartbeats[coord.rank] = heartbeat
         if self._on_first_step is not None and any(heartbeat.steps_done for heartbeat in self.heartbeats.values()):
             on_first_step, self._on_first_step = self._on_first_step, None
-            on_first_step()
+            on_first_step(self.first_step or 0)
 
     def _note_heartbeats(self) -> None:
         """Writes the heartbeats to the run's folder; where that is slow, once a second."""

@@ -39,6 +39,7 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     fix."""
     find(name)  # an unknown name fails before Ray starts
     backend = select_backend(launcher)
+    session = Session(backend, console)
     given, pipeline_auto = split_pipeline_auto(settings)
     with log_when_long(f"choosing the scale of {name}", console.print):
         chosen, scale_note = resolve(name, scale, backend.cluster(), given, pipeline_auto)
@@ -52,7 +53,6 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
     prepared = prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
         chosen = prepared.with_changes_from(find(name))
-    session = Session(backend, console)
     planned = session.plan(chosen, given, pipeline_auto)
     backend.check_workers(planned.experiment)
     if pipeline_auto or chosen.pipeline.micro_batches == AUTO:
@@ -110,10 +110,10 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         if chosen.task == "custom":  # the settings determine any other model, and the run has them
             check_model(checkpoints[0], layers)
     backend = select_backend(launcher)
+    session = Session(backend, console, resumes=True)
     backend.check_workers(chosen)
     as_planned = _with_planned_schedule(run, before, chosen)
     prepare_same(run, chosen, console)
-    session = Session(backend, console, resumes=True)
     planned = session.plan(as_planned, settings)
     kept = {"micro_batches": planned.experiment.pipeline.micro_batches}  # so a later resume takes plan.json's too
     requested = planned.experiment.with_pipeline(chosen.pipeline.model_copy(update=kept))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,7 +15,6 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures
-from experiments.base.hints import option
 from experiments.planning.best import best_plans, lines_of
 from experiments.planning.fewer_devices import shrunk_to
 from experiments.planning.plan_report import PlanReport
@@ -27,15 +27,17 @@ from launch.inference.held_out_samples import described, translate_held_out
 from launch.planning.layer_costs import MeasuredCosts
 from launch.runs.checkpoints import check_unused, checkpoint_location
 from launch.runs.store import CACHE, FOLDER_LINE, RunFolder, in_job, resume_command, run_lock, sync_command
+from launch.supervision.attempt_log import AttemptLog
 from launch.supervision.supervisor import Supervisor
 from launch.tracking.follower import Follower
 from launch.tracking.progress import log_when_long
 from launch.tracking.wandb_finish import publish
 from launch.tracking.wandb_sync import unsynced_parts
+from launch.train import summary
 from launch.train.finished import after_interrupt
 from launch.train.step_check import StepCheck
-from launch.train.summary import describe_best, describe_losses, describe_scores, describe_step, describe_utilization
 from launch.watching.report import update_page
+from launch.watching.run_data import RunData
 from launch.worker.attempt import Attempt, draft_of, run_logger, threads_of
 from launch.worker.run_plan import RunPlan
 from suite.errors import PlacementError, PlanError, typed_line
@@ -43,8 +45,6 @@ from suite.log import Log
 from suite.paths import hide_secrets, read_json, write_atomically
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.flops import StepFlops
-from suite.pipeline.schedule.timeline import text
-from suite.training.metrics import read_steps
 from suite.training.trace import perfetto, read_traces
 
 
@@ -60,6 +60,9 @@ class Session:
     is_brief: bool = False
     """Whether a few steps are trained only to be compared: costs are estimated, operations are not counted, held-out
     data not evaluated, no checkpoint is made for the last step, and no page drawn."""
+    began: float = field(default_factory=time.monotonic)
+    prepared_s: dict[str, float] = field(default_factory=dict)
+    """``data_s`` and ``planning_s`` of the last plan."""
 
     def plan(self, chosen: Experiment, settings: str = "", best: bool = False) -> PlanReport:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
@@ -68,6 +71,7 @@ class Session:
         shapes: list[PlanReport] = []
         measured_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data, self.resumes)
         find_costs = estimated_costs if self.is_brief else measured_costs
+        began = time.monotonic()
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work, cluster = chosen.with_prepared(data), self.backend.cluster()
             if best:
@@ -76,8 +80,9 @@ class Session:
             else:
                 notes = _note(chosen), *cluster.notes
                 planned = plan_workload(work, cluster, find_costs, notes, settings, set_part)
-        for line in (*planned.lines(), *lines_of(shapes)):
+        for line in (*planned.lines(is_brief=True), *lines_of(shapes)):
             self.console.print(line)
+        self.prepared_s.update(data_s=began - self.began, planning_s=time.monotonic() - began)
         return planned
 
     def train(
@@ -97,7 +102,7 @@ class Session:
                 samples = described(translate_held_out(run, chosen, self.console)) if self.shows_samples else []
             finally:
                 if not (self.is_brief or interrupts.was_interrupted()):
-                    _show_trace(run, current.planned, self.console)
+                    _draw_trace(run, current.planned)
                     update_page(run, self.console, holds_lock=True)
             publish(run, "end", self.console.print)
             _summarise(run, current.planned, self.console, samples)
@@ -113,6 +118,7 @@ class Session:
         _write_records(requested, current.plan, *written)
         if not attempt.resume:
             _write_plan_text(run, requested)
+        AttemptLog(run.attempts).note(**self.prepared_s)
         log = run_logger(run.messages)
         check = StepCheck(run, lambda: current.planned, log)
         try:
@@ -217,40 +223,31 @@ def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:
         return None
 
 
-def _show_trace(run: RunFolder, planned: PlanReport, console: Console) -> None:
-    """Writes the trace for Perfetto and a plot of the traced step of median length, and prints that step as text."""
-    traces = read_traces(run.traces)
-    if not traces:
-        console.print(f"no step was traced; {option('SET', 'trace=true')} traces the first two steps after a start")
+def _draw_trace(run: RunFolder, planned: PlanReport) -> None:
+    """Writes the trace for Perfetto and a plot of the traced step of median length."""
+    if not (traces := read_traces(run.traces)):
         return
     run.trace.write_text(json.dumps(perfetto(traces)))
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
     median = by_length[len(by_length) // 2]
-    measured, simulated = median.timeline, planned.plan.timeline
     title = f"{planned.experiment.name}, step {median.step + 1}"
-    draw([("measured", measured), (planned.kind, simulated)], run.timeline, title)
-    for what, drawn in ((f"step {median.step + 1}, measured", measured), (planned.kind, simulated)):
-        console.print(f"{what}: {drawn.seconds:.3f} s, idle {drawn.bubble:.1%}")
-        console.print(text(drawn))
-    console.print(f"trace: {run.trace} (opens in ui.perfetto.dev), plot: {run.timeline}")
+    draw([("measured", median.timeline), (planned.kind, planned.plan.timeline)], run.timeline, title)
 
 
 def _summarise(run: RunFolder, planned: PlanReport, console: Console, samples: Sequence[str]) -> None:
-    record = read_json(run.record) or {}
-    unit = record["unit"]
+    record, data = read_json(run.record) or {}, RunData(run, holds_lock=True)
+    unit, wandb_run = record["unit"], record["wandb_run"]
     traced = [trace.timeline for trace in read_traces(run.traces) if trace.replica == 0]
     hint = f", recorded offline; to upload it: {sync_command(run)}" if unsynced_parts(run) else ""
-    lines = [
+    for line in [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "
-        f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads per worker)",
-        *describe_step(planned, traced, read_steps(run.metrics)),
-        *describe_utilization(record),
-        describe_losses(record),
-        describe_scores(record),
-        *describe_best(record),
+        f"({in_figures(record[f'{unit}_per_second'])} {unit}/s, {record['threads']} threads per worker); peak memory "
+        f"of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB{summary.describe_utilization(record)}",
+        *summary.describe_step(planned, traced, data.steps_as_planned(planned.step_s)),
+        *summary.describe_wall_time(data.wall_s),
+        "; ".join([summary.describe_losses(record), summary.describe_scores(record), *summary.describe_best(record)]),
         *samples,
-        f"peak memory of all workers: {record['peak_memory_bytes'] / GIB:.2f} GiB",
-        f"wandb run: {record['wandb_run'] or 'none'}{hint}",
+        *([f"wandb run: {wandb_run}{hint}"] if wandb_run else []),
         f"{FOLDER_LINE}{run.path}",
-    ]
-    console.print("\n".join(lines))
+    ]:
+        console.print(line)

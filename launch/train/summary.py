@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.base.figures import in_seconds
+from experiments.base.figures import in_hours, in_seconds
 from experiments.planning.plan_report import PlanReport
 from experiments.planning.step_parts import OUTSIDE, slower_than_planned
 from launch.runs.record import perplexity
@@ -57,8 +57,9 @@ def describe_scores(record: dict[str, Any]) -> str:
     """Returns the model's score on held-out data, next to the baselines, as ``record.json`` has them."""
     measure = record["measure"]
     if f"baseline_{measure}" not in record:
-        valid = record.get(f"valid_{measure}")
-        return "no held-out data to evaluate" if valid is None else f"held-out data: {measure} {valid:.4f}"
+        valid = [name for name, value in record.items() if name.startswith("valid_") and isinstance(value, float)]
+        shown = ", ".join(f"{name.removeprefix('valid_')} {record[name]:.4f}" for name in valid)
+        return f"held-out data: {shown}" if shown else "no held-out data to evaluate"
     if measure == "accuracy":
         return (
             f"test accuracy: {record['valid_accuracy']:.2%}; baseline, always the most frequent class: "
@@ -98,9 +99,15 @@ def describe_best(record: dict[str, Any]) -> list[str]:
     return [f"{kept}, whose checkpoint is kept"]
 
 
-def describe_utilization(record: dict[str, Any]) -> list[str]:
-    """Returns one line: MFU, HFU if activations were recomputed, and the peak that they are shares of."""
+def describe_wall_time(wall_s: dict[str, float]) -> list[str]:
+    """Returns one line: where the time went; nothing where it is not recorded."""
+    parts = ", ".join(f"{part} {in_hours(seconds)}" for part, seconds in wall_s.items() if seconds >= 0.05)
+    return [f"wall time: {in_hours(sum(wall_s.values()))}: {parts}"] if wall_s else []
+
+
+def describe_utilization(record: dict[str, Any]) -> str:
+    """Returns MFU, HFU if activations were recomputed, and the peak that they are shares of; empty if unknown."""
     if "mfu" not in record:
-        return []
+        return ""
     shares = f"MFU {record['mfu']:.1%}" + (f", HFU {record['hfu']:.1%}" if record["hfu"] > record["mfu"] else "")
-    return [f"{shares} of {Peak(record['peak_flops_per_s'], record['peak_source'])} per worker"]
+    return f"; {shares} of {Peak(record['peak_flops_per_s'], record['peak_source'])} per worker"

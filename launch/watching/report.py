@@ -114,21 +114,22 @@ def _check_same_task(runs: Sequence[RunData]) -> None:
 
 def _results(runs: Sequence[RunData], labels: Sequence[str]) -> Table:
     first, unit = runs[0], runs[0].experiment.unit
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     rows: list[list[Value]] = []
     for run, label in zip(runs, labels, strict=True):
         last = run.history.steps[-1]
-        losses, valid = run.points(LOSS), run.valid_points(first.metric)
+        losses, valid = run.points(LOSS), [run.valid_points(name)[-1:] for name in names]
         scores = run.scores.get("macro", {}).get("bleu", {}).get("all")
         best_step, best = run.best or (None, None)
         peak = run.record.get("peak_memory_bytes")
         rows.append([
             label, run.state.name, last["step"], int(last.get(units_done(unit), 0)),
-            losses[-1][1] if losses else None, valid[-1][1] if valid else None, best, best_step,
+            losses[-1][1] if losses else None, *(last[0][1] if last else None for last in valid), best, best_step,
             median_of(run, STEP_S), median_of(run, units_per_s(unit)), peak / GIB if peak else None, scores,
         ])  # fmt: skip
     headings = [
-        "run", "state", "steps", unit, "loss", f"validation {first.metric}", f"best {first.experiment.criterion.name}",
-        "at step", "step, s", f"{unit}/s", "memory, GiB", "BLEU",
+        "run", "state", "steps", unit, "loss", *(f"validation {name}" for name in names),
+        f"best {first.experiment.criterion.name}", "at step", "step, s", f"{unit}/s", "memory, GiB", "BLEU",
     ]  # fmt: skip
     known = [at for at in range(len(headings)) if any(row[at] is not None for row in rows)]
     values = [[row[at] for at in known] for row in rows]

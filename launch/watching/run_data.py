@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +12,8 @@ from launch.runs.store import RunFolder
 from launch.watching.run_state import RunState, damage, read_state
 from suite.errors import RunFileError, SettingError
 from suite.paths import read_json
-from suite.training.jsonl import last_line
-from suite.training.metrics import LOSS, STEP, History, read_history
+from suite.training.jsonl import last_line, read_lines
+from suite.training.metrics import LOSS, STEP, STEP_S, History, every_step, own_metrics, read_history
 
 
 class RunData:
@@ -61,8 +62,34 @@ class RunData:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """The plan of its first attempt."""
+        """The plan of its last command."""
         return read_json(self.run.plan_json) or {}
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        return [attempt.fields for attempt in self.state.attempts]
+
+    def steps_as_planned(self, step_s: float | None = None) -> list[dict[str, Any]]:
+        """Returns the steps of attempts with the plan whose step takes ``step_s``, by default that in its folder."""
+        wanted = self.plan.get("step_s") if step_s is None else step_s
+        begins = [(each["start"], each.get("planned_step_s", wanted)) for each in self.attempts if "start" in each]
+        planned = ((step, [at_s for start, at_s in begins if start < step[STEP]]) for step in self.history.steps)
+        return [step for step, known in planned if known[-1:] in ([], [wanted])]
+
+    @cached_property
+    def wall_s(self) -> dict[str, float]:
+        """Seconds of its commands and attempts, by what they did."""
+        lines, validations = read_lines(self.run.attempts), self.history.validations
+        step_s = {line[STEP]: line[STEP_S] for line in every_step(self.run.metrics) if STEP_S in line}
+        first_steps_s = sum(step_s.get(line["start"] + 1, 0.0) for line in lines if "first_step_s" in line)
+        data_s, planning_s, first_s = (_sum(lines, name) for name in ("data_s", "planning_s", "first_step_s"))
+        if not first_s:
+            return {}
+        parts = {"start of the workers": max(0.0, first_s - first_steps_s), "training": sum(step_s.values())}
+        parts |= {"validation": _sum(validations, "valid/seconds")}
+        whole_s = sum(each["ended"] - each["began"] for each in self.attempts if "ended" in each)
+        others = {"saving and other work": max(0.0, whole_s - sum(parts.values()))}
+        return {"data": data_s, "planning": planning_s, **parts, **others}
 
     @cached_property
     def scores(self) -> dict[str, Any]:
@@ -73,6 +100,17 @@ class RunData:
     def metric(self) -> str:
         """The metric of a validation: nll, accuracy."""
         return self.record.get("measure") or self.experiment.metric_of(self.history.steps[-1])
+
+    @property
+    def metrics(self) -> list[str]:
+        """What its validations may have: what decides the best one, and the loss's own metrics."""
+        own = own_metrics(self.history.steps[-1], self.experiment.unit)
+        return list(dict.fromkeys([self.experiment.criterion.name, self.metric, *own]))
+
+    @property
+    def scale(self) -> str:
+        """Empty for a run of one's own, which has none."""
+        return "" if "source" in self.settings else str(self.settings.get("scale", "?"))
 
     def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
         """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
@@ -97,22 +135,12 @@ class RunData:
     @cached_property
     def best(self) -> tuple[int, float] | None:
         """The step with the best validation, and the value of the criterion there; None with fewer than two."""
-        points = {int(step): value for step, value in self.valid_points(self.experiment.criterion.name)}
-        if len(points) < 2:
-            return None
-        step = self.record.get("best_step") if self.record else self._best_step()
-        return (step, points[step]) if step in points else None
-
-    def _best_step(self) -> int | None:
-        """Returns the best step so far, of a run that still trains; without ``train.validate_every`` none is marked."""
-        if self.experiment.train.validate_every is None:
-            return None
-        criterion, best_step, best = self.experiment.criterion, None, None
-        for line in self.history.validations:
-            value = line.get(f"valid/{criterion.name}")
-            if value is not None and criterion.improves(value, best):
-                best_step, best = int(line[STEP]), value
-        return best_step
+        criterion, best_step = self.experiment.criterion, self.record.get("best_step")
+        points = {int(step): value for step, value in self.valid_points(criterion.name)}
+        if not self.record and self.experiment.train.validate_every is not None:  # it still trains
+            for step, value in points.items():
+                best_step = step if criterion.improves(value, points.get(best_step)) else best_step
+        return (best_step, points[best_step]) if best_step in points and len(points) > 1 else None
 
     @property
     def languages(self) -> list[str]:
@@ -120,6 +148,10 @@ class RunData:
         prefix = f"valid/{self.metric}/"
         names = {name for line in self.history.validations for name in line}
         return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+def _sum(lines: Sequence[dict[str, Any]], name: str) -> float:
+    return sum(float(line.get(name, 0.0)) for line in lines)
 
 
 def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,15 +12,17 @@ from launch.watching.run_data import RunData
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.plan import Alternative
 from suite.training.jsonl import read_lines
-from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, train_metric, units_done, units_per_s
+from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, STEP, train_metric, units_done, units_per_s
 
 Points = list[tuple[float, float]]
 
+UTILIZATION = {"MFU": MFU, "HFU": HFU}
+
 
 def loss_pictures(run: RunData) -> list[Picture]:
-    """Returns the loss and the metric of training and of validation, with the best step marked on what decides it."""
+    """Returns the loss and each metric of training and of validation, with the best step marked on what decides it."""
     pictures = []
-    for name in dict.fromkeys(("loss", run.metric)):
+    for name in dict.fromkeys(("loss", *run.metrics)):
         training, validation = run.points(train_metric(name)), run.valid_points(name)
         is_new = name == "loss" or training != run.points(LOSS)
         if validation or (is_new and len(training) > 1):
@@ -43,6 +44,7 @@ def _curves(run: RunData, name: str, training: Points, validation: Points) -> Pi
     baseline = run.record.get(f"baseline_{name}")
     if baseline is not None:
         axis.axhline(baseline, color=INK, linewidth=1, linestyle="--", label="baseline")
+    _mark_attempts(axis, run)
     axis.legend(frameon=False, fontsize=8)
     what = f"loss per {run.experiment.unit.removesuffix('s')}" if name == "loss" else _in_words(name)
     caption = f"{what[0].upper()}{what[1:]} of training" + (" and of held-out data." if validation else ".")
@@ -53,41 +55,30 @@ def optimizer_pictures(run: RunData) -> list[Picture]:
     """Returns the learning rate and the gradient norm."""
     norms = "Gradient norm of each step, over all stages, before clipping."
     return [
-        *_one("lr", run.points(LR), "learning rate", "Learning rate of each step."),
-        *_one("grad-norm", run.points(GRAD_NORM), "gradient norm", norms),
+        *_drawn("lr", ("step", "learning rate"), {"": run.points(LR)}, "Learning rate of each step.", run),
+        *_drawn("grad-norm", ("step", "gradient norm"), {"": run.points(GRAD_NORM)}, norms, run),
     ]
 
 
 def speed_and_memory_pictures(run: RunData) -> list[Picture]:
     """Returns units per second, the utilization of the devices where it is known, and the memory of each worker."""
-    unit, mfu, hfu = run.experiment.unit, run.points(MFU), run.points(HFU)
-    caption = f"{unit.capitalize()} per second of each step."
-    pictures = _one("throughput", run.points(units_per_s(unit)), f"{unit}/s", caption)
-    if len(mfu) > 1:
-        figure, axis = new_figure("step", "share of the device's peak, %")
-        for name, points in (("MFU", mfu), ("HFU", hfu if hfu != mfu else [])):  # equal without recomputation
-            if points:
-                steps, values = thinned(points)
-                axis.plot(steps, [100 * value for value in values], linewidth=1.2, label=name)
-        axis.set_ylim(bottom=0)
-        axis.legend(frameon=False, fontsize=8)
-        caption = "Model FLOPs utilization (MFU); HFU also counts recomputed operations."
-        pictures.append(Picture("mfu", figure, caption, wide=False))
-    curves = {}
+    unit, memory = run.experiment.unit, {}
+    shares = {name: [(step, 100 * value) for step, value in run.points(metric)] for name, metric in UTILIZATION.items()}
+    if shares["HFU"] == shares["MFU"]:  # equal without recomputation
+        del shares["HFU"]
     for path in sorted(run.run.system.glob("*.jsonl")):
         lines = read_lines(path)
-        points = [(line["step"], memory_of(line) / GIB) for line in lines if memory_of(line)]
-        if len(points) > 1:
-            curves[worker_name(path.stem, run)] = points
-    if curves:
-        figure, axis = new_figure("step", "GiB")
-        for name, points in curves.items():
-            axis.plot(*zip(*points, strict=True), linewidth=1.2, label=name)
-        axis.set_ylim(bottom=0)
-        if len(curves) <= len(COLOURS):
-            axis.legend(frameon=False, fontsize=8, ncols=2)
-        pictures.append(Picture("memory", figure, "Memory of each worker, sampled every ten seconds.", wide=False))
-    return pictures
+        memory[worker_name(path.stem, run)] = [(line[STEP], memory_of(line) / GIB) for line in lines if memory_of(line)]
+    speed, sampled = (
+        f"{unit.capitalize()} per second of each step.",
+        "Memory of each worker, sampled every ten seconds.",
+    )
+    of_peak = "Model FLOPs utilization (MFU); HFU also counts recomputed operations."
+    return [
+        *_drawn("throughput", ("step", f"{unit}/s"), {"": run.points(units_per_s(unit))}, speed, run),
+        *_drawn("mfu", ("step", "share of the device's peak, %"), shares, of_peak, run),
+        *_drawn("memory", ("step", "GiB"), memory, sampled, run),
+    ]
 
 
 def memory_of(line: dict[str, Any]) -> float:
@@ -107,22 +98,14 @@ def schedule_pictures(run: RunData) -> list[Picture]:
     if len(fitting) < 2:
         return []
     figure, axis = new_figure("GiB of the largest stage", "step, s", size=(7.0, 3.4))
-    fastest = math.inf
-    front: Points = []
     for each in sorted(fitting, key=lambda each: (each["peak_bytes"], each["step_s"])):
-        memory, seconds = each["peak_bytes"] / GIB, each["step_s"]
-        if seconds < fastest:
-            fastest = seconds
-            front.append((memory, seconds))
-        name = Alternative(each["schedule"], each["virtual_stages"])
+        name = schedule_name(Alternative(each["schedule"], each["virtual_stages"]))
         style = {"marker": "*", "markersize": 13} if each["chosen"] else {"marker": "o", "markersize": 5}
-        axis.plot(memory, seconds, linestyle="", label=schedule_name(name), **style)
-    axis.step(*zip(*front, strict=True), where="post", linewidth=1, color=INK, zorder=0)
-    axis.set_xlim(0, 1.1 * max(each["peak_bytes"] for each in fitting) / GIB)
+        axis.plot(each["peak_bytes"] / GIB, each["step_s"], linestyle="", label=name, **style)
+    axis.set_xlim(left=0)
     axis.xaxis.set_major_formatter("{x:g}")
     axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    caption = "Planned step and memory of each schedule that fits; the star is the run's. None is below the line."
-    return [Picture("schedules", figure, caption)]
+    return [Picture("schedules", figure, "Planned step and memory of each schedule that fits; the star is the run's.")]
 
 
 def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
@@ -139,26 +122,38 @@ def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
         ("throughput", "step", f"{unit}/s", [run.points(units_per_s(unit)) for run in runs]),
     ]
     pictures = []
-    for name, xlabel, ylabel, curves in wanted:
-        if all(len(points) < 2 for points in curves):
-            continue
-        figure, axis = new_figure(xlabel, ylabel)
-        for at, (points, label) in enumerate(zip(curves, labels, strict=True)):
-            if points:
-                marker = {"marker": "o", "markersize": 4} if name.startswith("valid") else {}
-                axis.plot(*thinned(points), linewidth=1.3, color=COLOURS[at % len(COLOURS)], label=label, **marker)
-        axis.legend(frameon=False, fontsize=8)
-        pictures.append(Picture(name, figure, f"{ylabel.capitalize()} by {xlabel}.", wide=False))
+    for name, xlabel, ylabel, points in wanted:
+        marker: dict[str, Any] = {"marker": "o", "markersize": 4} if name.startswith("valid") else {}
+        curves = dict(zip(labels, points, strict=True))
+        pictures += _drawn(name, (xlabel, ylabel), curves, f"{ylabel.capitalize()} by {xlabel}.", **marker)
     return pictures
 
 
-def _one(name: str, points: Points, ylabel: str, caption: str) -> list[Picture]:
-    """Returns a picture of one curve by step; none with fewer than two points."""
-    if len(points) < 2:
+def _drawn(
+    name: str, axes: tuple[str, str], curves: dict[str, Points], caption: str, run: RunData | None = None, **style: Any
+) -> list[Picture]:
+    """Returns a picture of curves by their labels, with the attempts of ``run``; none without one of two points."""
+    if all(len(points) < 2 for points in curves.values()):
         return []
-    figure, axis = new_figure("step", ylabel)
-    axis.plot(*thinned(points), linewidth=1.3)
+    figure, axis = new_figure(*axes)
+    for at, (label, points) in enumerate(curves.items()):
+        if points:
+            axis.plot(*thinned(points), linewidth=1.3, color=COLOURS[at % len(COLOURS)], label=label, **style)
+    if run is not None:
+        _mark_attempts(axis, run)
+    if 1 < len(curves) <= 2 * len(COLOURS):
+        axis.legend(frameon=False, fontsize=8)
     return [Picture(name, figure, caption, wide=False)]
+
+
+def _mark_attempts(axis: Any, run: RunData) -> None:
+    """Draws a line at each step from which an attempt resumed, and at each where one failed."""
+    resumed = [each["start"] for each in run.attempts[1:] if "start" in each]
+    failed = [each["reached"] for each in run.attempts if each.get("outcome") == "failed" and "reached" in each]
+    for steps, label, style in ((resumed, "resumed", ":"), (failed, "failed", "--")):
+        for step in dict.fromkeys(steps):
+            name = label if step == steps[0] else None
+            axis.axvline(step, color=COLOURS[3], linewidth=1, linestyle=style, label=name)
 
 
 def _in_words(metric: str) -> str:

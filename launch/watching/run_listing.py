@@ -14,7 +14,6 @@ from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from experiments.base.figures import in_figures
@@ -73,10 +72,9 @@ def last_changed(run: RunFolder) -> float:
 
 def described(run: RunData) -> Iterator[str]:
     """Yields a run in a few lines, and the commands that make sense next."""
-    state, settings = run.state, run.settings
-    pipeline = settings.get("pipeline", {})
+    state, settings, pipeline = run.state, run.settings, run.settings.get("pipeline", {})
     yield f"{run.name}: {_state_name(run)}" + "".join(f", {why}" for why in (state.cause, run.damage) if why)
-    scale = "" if "source" in settings else f" at scale {settings.get('scale')}"  # a run of one's own has none
+    scale = run.scale and f" at scale {run.scale}"
     yield (
         f"  {settings.get('name')}{scale}; K = {pipeline.get('stages')}, M = {pipeline.get('micro_batches')}, "
         f"R = {pipeline.get('replicas')}"
@@ -139,7 +137,7 @@ def _row(folder: RunFolder) -> tuple[list[str], str]:
     run, ago = RunData(folder), _ago(last_changed(folder))
     try:
         with unexpected_content(folder):
-            columns = [run.name, str(run.settings.get("scale", "?")), _state_name(run), *_figures(run), ago]
+            columns = [run.name, run.scale or "-", _state_name(run), *_figures(run), ago]
             cause = run.state.cause
     except RunFileError as error:
         return [run.name, "?", "damaged", "-", "-", "-", "-", ago], f"{run.name} is damaged: {error}"
@@ -156,9 +154,6 @@ def _print_table(runs: list[tuple[list[str], str]], console: Console) -> None:
         rows.add_column(heading, justify=justify, no_wrap=heading != "run", overflow="fold")
     for columns, _ in runs:
         rows.add_row(*columns)
-    # a file or a pipe gets whole names, however long
-    if not console.is_terminal:
-        console.width = Measurement.get(console, console.options.update(max_width=1000), rows).maximum
     console.print(rows)
     for _, note in runs:
         if note:

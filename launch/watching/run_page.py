@@ -10,7 +10,7 @@ from experiments.base.figures import in_figures, in_hours, in_seconds
 from experiments.planning.timeline_plot import timeline_figure
 from experiments.report.page import Page, Picture, Section
 from experiments.report.table import Table, Value, aligned
-from launch.runs.checkpoints import checkpoint_location
+from launch.runs.checkpoints import checkpoint_location, steps_in_folder
 from launch.runs.store import RunFolder
 from launch.watching import run_figures
 from launch.watching.run_data import RunData, read_run
@@ -58,61 +58,53 @@ def run_page(run: RunData) -> Page:
 
 
 def median_of(run: RunData, metric: str) -> float | None:
-    """Returns the median of a metric over the steps, without those that warm up; None if no step has it."""
-    values = [value for _, value in run.points(metric)]
+    """Returns the median of a metric over the steps of the current plan, without those that warm up; None if no step
+    has it."""
+    values = [line[metric] for line in run.steps_as_planned() if isinstance(line.get(metric), int | float)]
     return statistics.median(values[WARM_UP_STEPS:] or values) if values else None
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
     pipeline, last, unit = run.experiment.pipeline, run.history.steps[-1], run.experiment.unit
-    loss, criterion = run.points(LOSS), run.experiment.criterion.name
-    facts = [
-        ("state", run.state.name),
-        ("step", f"{last['step']:,} of {run.experiment.train.steps:,}"),
-        ("loss", f"{loss[-1][1]:.4f}" if loss else "not finite"),
-    ]
-    for name in dict.fromkeys((criterion, run.metric)):
-        if valid := run.valid_points(name):
-            facts.append((f"validation {name}", f"{valid[-1][1]:.4f}"))
-    if run.best is not None:
-        facts.append((f"best validation {criterion}", f"{run.best[1]:.4f} at step {run.best[0]:,}"))
-    speed, mfu = median_of(run, units_per_s(unit)), median_of(run, MFU)
-    if speed is not None:
-        facts.append((f"{unit}/s (median)", in_figures(speed)))
-    if mfu is not None:
-        facts.append(("MFU", f"{mfu:.1%}"))
-    facts += [
-        (unit, f"{int(last.get(units_done(unit), 0)):,}"),
-        ("K x R, M", f"{pipeline.stages} x {pipeline.replicas}, {pipeline.micro_batches}"),
-        ("scale", run.experiment.scale),
-        ("data", run.experiment.data),
-    ]
-    if run.state.attempts:
-        fields = run.state.attempts[0].fields
-        facts.append(("started", time.strftime("%Y-%m-%d %H:%M", time.localtime(fields["began"]))))
-    return facts
+    loss, speed, mfu = run.points(LOSS), median_of(run, units_per_s(unit)), median_of(run, MFU)
+    valid = {name: points[-1][1] for name in run.metrics if (points := run.valid_points(name))}
+    began = run.attempts[0]["began"] if run.attempts else None
+    facts = {
+        "state": run.state.name,
+        "step": f"{last['step']:,} of {run.experiment.train.steps:,}",
+        "loss": f"{loss[-1][1]:.4f}" if loss else "not finite",
+        **{f"validation {name}": f"{value:.4f}" for name, value in valid.items()},
+        f"best validation {run.experiment.criterion.name}": run.best and f"{run.best[1]:.4f} at step {run.best[0]:,}",
+        f"{unit}/s (median)": speed and in_figures(speed),
+        "MFU": mfu and f"{mfu:.1%}",
+        unit: f"{int(last.get(units_done(unit), 0)):,}",
+        "K x R, M": f"{pipeline.stages} x {pipeline.replicas}, {pipeline.micro_batches}",
+        "scale": run.scale,
+        "data": run.experiment.data,
+        "started": began and time.strftime("%Y-%m-%d %H:%M", time.localtime(began)),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value]
 
 
 def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
     """Returns the numbers of the plan beside those of the run."""
-    plan, unit, pipeline = run.plan, run.experiment.unit, run.experiment.pipeline
-    step_s = median_of(run, STEP_S)
-    speed = median_of(run, units_per_s(unit))
+    plan, unit = run.plan, run.experiment.unit
+    peaks = {cell["stage"]: cell["peak_bytes"] for cell in plan.get("stages", [])}  # those of its whole stage
+    bubble = 100 * plan["bubble"] if "bubble" in plan else None
+    figures = {
+        "step, s": (plan.get("step_s"), median_of(run, STEP_S)),
+        f"{unit}/s": (plan.get(f"{unit}_per_second"), median_of(run, units_per_s(unit))),
+        "bubble, %": (bubble, None if traced is None else 100 * traced.timeline.bubble),
+        "memory of all workers, GiB": (
+            _gib(run.experiment.pipeline.replicas * sum(peaks.values())), _gib(run.record.get("peak_memory_bytes"))
+        ),
+    }  # fmt: skip
     rows: list[list[Value]] = [
-        ["step, s", plan.get("step_s"), step_s, _ratio(step_s, plan.get("step_s"))],
-        [f"{unit}/s", plan.get(f"{unit}_per_second"), speed, _ratio(speed, plan.get(f"{unit}_per_second"))],
+        [name, planned, measured, measured / planned if measured is not None and planned else None]
+        for name, (planned, measured) in figures.items()
     ]
-    if traced is not None:
-        bubble = traced.timeline.bubble
-        rows.append(["bubble, %", 100 * plan["bubble"] if "bubble" in plan else None, 100 * bubble, None])
-    peak = run.record.get("peak_memory_bytes")
-    if peak is not None:
-        # the list has one entry for each cell, with the peak of its whole stage
-        cells = plan.get("stages", [])[: plan.get("K", 0)]
-        planned = pipeline.replicas * sum(cell["peak_bytes"] for cell in cells) or None
-        rows.append(["memory of all workers, GiB", _gib(planned), _gib(peak), _ratio(peak, planned)])
     source = "measured" if plan.get("measured") else "estimated"
-    notes = [f"Planned: simulated from {source} layer costs. Measured: medians of the steps after the first two."]
+    notes = [f"Planned: simulated from {source} layer costs. Measured: medians of its steps after the first two."]
     if traced is not None:
         notes.append(f"The bubble is that of step {traced.step + 1}, the traced step of median length.")
     return Table("plan", "Step", ("", "planned", "measured", "measured / planned"), rows, notes)
@@ -120,42 +112,37 @@ def _plan_table(run: RunData, traced: StepTrace | None) -> Table:
 
 def _stage_table(run: RunData, traced: StepTrace | None) -> list[Table]:
     """Returns the stages of the first replica: planned and measured idle share and memory."""
-    rows: list[dict[str, Value]] = []
-    for at, cell in enumerate(run.plan.get("stages", [])):
-        stage = at % run.plan["K"]
+    rows: list[list[Value]] = []
+    since = min((step[STEP] for step in run.steps_as_planned()), default=0)
+    for cell in run.plan.get("stages", []):
+        stage, idle = cell["stage"], None
         lines = read_lines(run.run.system / f"0-{stage}.jsonl")
-        peak = max(map(memory_of, lines), default=0.0)
-        idle = None
+        peak = max((memory_of(line) for line in lines if line[STEP] >= since), default=0.0)
         if traced is not None and len(traced.timeline.rows) == run.plan["K"]:
             idle = 100 * traced.timeline.idle(stage)
-        row: dict[str, Value] = {
-            "stage": f"{stage}",
-            "layers": f"{cell['first_layer']}-{cell['last_layer']}",
-            "parameters": cell["parameters"],
-            "planned idle, %": 100 * cell["idle"],
-            "measured idle, %": idle,
-            "planned peak, GiB": _gib(cell["peak_bytes"]),
-            "measured peak, GiB": _gib(peak),
-        }
-        rows.append(row)
+        name = f"{stage}" + (f", cell {cell['cell']}" if run.plan["virtual_stages"] > 1 else "")
+        layers = f"{cell['first_layer']}-{cell['last_layer']}"
+        planned = 100 * cell["idle"], idle, _gib(cell["peak_bytes"])
+        rows.append([name, layers, cell["parameters"], *planned, _gib(peak)])
     if not rows:
         return []
     note = (
         "The measured peak is the highest sample (one every ten seconds) of the worker's memory; on a CPU it is the "
         "resident memory of the process, with Python and the libraries."
     )
-    values = [list(row.values()) for row in rows]
-    return [Table("stages", "Stages of the first replica", list(rows[0]), values, [note])]
+    headings = (
+        *("stage", "layers", "parameters", "planned idle, %", "measured idle, %"),
+        *("planned peak, GiB", "measured peak, GiB"),
+    )
+    return [Table("stages", "Stages of the first replica", headings, rows, [note])]
 
 
 def _timeline(run: RunData, traced: StepTrace | None) -> list[Picture]:
     if traced is None:
         return []
-    rows = [("measured", traced.timeline)]
-    if "timeline" in run.plan:
-        rows.append(("simulated", Timeline.from_lists(run.plan["timeline"])))
-    title = f"step {traced.step + 1}"
-    return [Picture("timeline", timeline_figure(rows, title), "The traced step of median length, above the plan.")]
+    planned = [("simulated", Timeline.from_lists(run.plan["timeline"]))] if "timeline" in run.plan else []
+    figure = timeline_figure([("measured", traced.timeline), *planned], f"step {traced.step + 1}")
+    return [Picture("timeline", figure, "The traced step of median length, above the plan.")]
 
 
 def _loss_section(run: RunData) -> Section:
@@ -165,10 +152,9 @@ def _loss_section(run: RunData) -> Section:
     sentences = [f"The run {early}."] if isinstance(early, str) else []
     if not run.languages:
         return Section(title, sentences, pictures=pictures)
-    validations = run.history.validations
-    last = validations[-1]
+    last = run.history.validations[-1]
     best_step = run.best[0] if run.best is not None else last[STEP]
-    best = next((line for line in validations if line[STEP] == best_step), last)
+    best = next((line for line in run.history.validations if line[STEP] == best_step), last)
     names = {language: f"valid/{run.metric}/{language}" for language in run.languages}
     headings = ("language", f"best: step {best[STEP]}", f"last: step {last[STEP]}")
     rows: list[list[Value]] = [[language, best.get(name), last.get(name)] for language, name in names.items()]
@@ -184,7 +170,6 @@ def _loss_section(run: RunData) -> Section:
 
 def _attempt_section(run: RunData) -> Section:
     rows: list[list[Value]] = []
-    causes = []
     for attempt in run.state.attempts:
         fields, ended = attempt.fields, attempt.fields.get("ended")
         began = time.strftime("%m-%d %H:%M:%S", time.localtime(fields["began"]))
@@ -196,10 +181,13 @@ def _attempt_section(run: RunData) -> Section:
             fields.get("start"), fields.get("reached"),
             in_seconds(fields["recovered_s"]) if "recovered_s" in fields else "-",
         ])  # fmt: skip
-        if "message" in fields:
-            causes.append((f"cause of the end of attempt {attempt.number}", str(fields["message"])))
     headings = ("attempt", "outcome", "cause", "began", "took", "K x R", "from step", "to step", "training again after")
     tables = [Table("attempts", "", headings, rows, [])] if rows else []
+    messages = [(each["attempt"], str(each["message"])) for each in run.attempts if "message" in each]
+    causes = [(f"cause of the end of attempt {number}", message) for number, message in messages]
+    if run.wall_s:
+        spent: list[list[Value]] = [[part, in_hours(seconds)] for part, seconds in run.wall_s.items()]
+        tables.append(Table("wall-time", "Wall time of all attempts", ("part", "took"), spent, []))
     return Section("Attempts", tables=tables, folded=causes)
 
 
@@ -211,9 +199,8 @@ def _request(run: RunData) -> Section:
         "The rules of the scale are in at_laptop_scale of the task's experiment, or in scales.py of the sweeps; your "
         "own settings are in the list, too."
     ]
-    tables = (
-        [Table("shrunk", "Changed from the paper's run", ("setting", "paper", "here"), rows, notes)] if rows else []
-    )
+    headings = "setting", "paper", "here"
+    tables = [Table("shrunk", "Changed from the paper's run", headings, rows, notes)] if rows else []
     folded = [("all settings (experiment.toml)", hide_secrets(run.experiment.to_toml()))]
     if run.run.plan_text.exists():
         folded.append(("the plan as printed (plan.txt)", run.run.plan_text.read_text()))
@@ -222,19 +209,12 @@ def _request(run: RunData) -> Section:
 
 def _links(run: RunData) -> list[tuple[str, str]]:
     """Returns the files of the run that exist, and its checkpoints."""
-    folder = run.run
+    folder, best = run.run, run.best and run.best[0]
     location = hide_secrets(checkpoint_location(folder, run.experiment))
-    best = run.best[0] if run.best is not None else None
-    if location != str(folder.checkpoints):
-        checkpoints = [(f"checkpoints: {location}", location)]
-    else:
-        names = sorted(
-            path.parent.name for path in folder.checkpoints.glob("*/manifest.json") if path.parent.name.isdecimal()
-        )
-        checkpoints = [
-            (f"checkpoint of step {int(name):,}" + (", the best" if int(name) == best else ""), f"checkpoints/{name}/")
-            for name in names
-        ]
+    checkpoints = [(f"checkpoints: {location}", location)]
+    if location == str(folder.checkpoints):
+        marks = [(step, ", the best" if step == best else "") for step in steps_in_folder(folder)]
+        checkpoints = [(f"checkpoint of step {step:,}{mark}", f"checkpoints/{step:08}/") for step, mark in marks]
     logs = [
         (f"log of {worker_name(path.stem.removeprefix('stage-'), run)}", f"logs/{path.name}")
         for path in sorted((folder.path / "logs").glob("*.log"))
@@ -242,10 +222,6 @@ def _links(run: RunData) -> list[tuple[str, str]]:
     known = (folder.metrics, folder.record, folder.attempts, folder.spikes, folder.messages, folder.trace)
     files = [(path.name, path.name) for path in known if path.exists() and path.stat().st_size]
     return [(text, quote(address, safe="/:")) for text, address in (*checkpoints, *files, *logs)]
-
-
-def _ratio(measured: float | None, planned: float | None) -> float | None:
-    return measured / planned if measured is not None and planned else None
 
 
 def _gib(count: float | None) -> float | None:

@@ -43,11 +43,11 @@ def train_metric(name: str) -> str:
     return f"train/{name}"
 
 
-def own_metric(line: Mapping[str, Any], unit: str) -> str:
-    """Returns the name of the loss's own metric in the line of a step; ``loss`` where it has none."""
+def own_metrics(line: Mapping[str, Any], unit: str) -> list[str]:
+    """Returns the names of the loss's own metrics in the line of a step; ``loss`` where it has none."""
     known = {LOSS, GRAD_NORM, LR, APPLIED, units_done(unit)}
-    names = [name for name in line if name.startswith("train/") and name not in known]
-    return names[0].removeprefix("train/") if names else "loss"
+    names = [name.removeprefix("train/") for name in line if name.startswith("train/") and name not in known]
+    return names or ["loss"]
 
 
 def units_done(unit: str) -> str:

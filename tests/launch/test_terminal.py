@@ -38,6 +38,14 @@ def test_a_terminal_obeys_no_escape_sequence_of_a_text():
         assert sequence not in printed
 
 
+def test_a_table_for_a_file_is_as_wide_as_its_words():
+    out, words = io.StringIO(), ["a" * 70, "b" * 70]
+    table = Table(*words)
+    table.add_row(*words)
+    Terminal(file=out).print(table)
+    assert all(out.getvalue().count(word) == 2 for word in words)
+
+
 def test_runs_prints_no_escape_sequence_of_a_record(tmp_path):
     run = tmp_path / "runs" / "t" / "1"
     run.mkdir(parents=True)

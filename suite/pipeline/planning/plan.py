@@ -111,11 +111,6 @@ class Plan:
         return self.schedule_config.cell_to_stage(self.pipeline.stages)
 
     @property
-    def excess(self) -> float:
-        """By which share the step may be longer than that of the fastest schedule of these cells in this memory."""
-        return max(0.0, self.step_s / self.lower_bound_s - 1) if self.lower_bound_s else 0.0
-
-    @property
     def recomputes(self) -> tuple[int, int]:
         """How many forwards are recomputed, and how many there are."""
         kinds = Counter(action.kind for actions in self.schedule for action in actions)

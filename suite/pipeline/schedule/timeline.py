@@ -69,26 +69,3 @@ class Timeline:
     def bubble(self) -> float:
         """The idle share of all stages together."""
         return sum(self.idle(stage) for stage in range(len(self.rows))) / len(self.rows)
-
-
-def text(timeline: Timeline, width: int = 100) -> str:
-    """Returns the timeline as text, a row a stage, ``width`` characters for the whole step.
-
-    Each character is the kind that takes most of its time, or a dot for waiting.
-    """
-    return "\n".join(f"stage {k:<3} {_row(row, timeline.seconds, width)}" for k, row in enumerate(timeline.rows))
-
-
-def _row(row: Sequence[Span], seconds: float, width: int) -> str:
-    slot_s = seconds / width if seconds else 1.0
-    shares: list[dict[str, float]] = [{} for _ in range(width)]
-    for span in row:
-        for at in range(int(span.start / slot_s), min(width, int(span.end / slot_s) + 1)):
-            share = min(span.end, (at + 1) * slot_s) - max(span.start, at * slot_s)
-            shares[at][span.kind] = shares[at].get(span.kind, 0.0) + max(0.0, share)
-    return "".join(_dominant_kind(seconds_of, slot_s) for seconds_of in shares)
-
-
-def _dominant_kind(seconds_of: dict[str, float], slot_s: float) -> str:
-    kinds = {".": slot_s - sum(seconds_of.values()), **seconds_of}
-    return max(kinds, key=kinds.__getitem__)

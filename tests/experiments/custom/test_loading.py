@@ -81,6 +81,7 @@ def test_a_function_of_a_file_is_an_experiment(folder):
         2,
         7,
     )
+    assert (experiment.pipeline.schedule, find("t12_400m").pipeline.schedule) == ("auto", "fill_drain")
     assert (experiment.optimizer.learning_rate, experiment.trace, experiment.train.batch_rows) == (0.5, True, 2)
     assert read_experiment(experiment.to_toml()) == experiment
     assert experiment.title == "small"  # a run of one's own has no scales, and nothing is said of them

@@ -27,7 +27,7 @@ KEYS = {
     "step_interval_s",
 }  # fmt: skip
 STAGE_KEYS = {
-    "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s",
+    "stage", "cell", "first_layer", "last_layer", "parameters", "forward_s", "recompute_s", "backward_s", "update_s",
     "activation_bytes", "gradient_bytes", "idle", "peak_bytes", "process_bytes",
 }  # fmt: skip
 
@@ -92,10 +92,13 @@ def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
     assert layers == list(range(24))
     assert shared == 1  # the blocks between the ends are alike
     table = lines[2 + 1 + len(matches) + 3 :]
-    assert " above any schedule of these cells in this memory" in lines[2 + 1 + len(matches)]
+    assert "; with these cells and this memory no schedule can take less than " in lines[2 + 1 + len(matches)]
     assert lines[2 + 1 + len(matches) + 2].startswith("  100,000 steps of 1,024 tokens: ")
     assert table[0].split() == ["schedules", "that", "fit", "step", "largest", "stage", "forwards", "recomputed"]
-    assert len(table) == 1 + 8
+    assert len(table) == 1 + 8 + 1
+    fastest = min((row for row in planned.as_dict()["schedules"]), key=lambda row: row["step_s"])
+    assert f'SET="pipeline.schedule={fastest["schedule"]}' in table[-1]
+    assert planned.lines(is_brief=True) == [*lines[: -len(table)], table[-1]]
     assert all(len(line) < 200 for line in lines)
 
 
@@ -148,6 +151,16 @@ def test_the_slowest_schedule_by_name_stands_beside_the_faster_ones() -> None:
     named = f"pipeline.schedule={slowest.schedule} pipeline.virtual_stages={slowest.virtual_stages}"
     planned = plan_workload(work.with_settings(named), cluster, estimated_costs)
     assert planned.step_s == slowest.step_s > min(row["step_s"] for row in planned.as_dict()["schedules"])
+
+
+def test_a_schedule_of_given_cells_is_compared_with_those_of_as_many() -> None:
+    """The others could not run with these cells; that they need too much memory would not be true."""
+    settings = "pipeline.stages=2 pipeline.layers_per_cell=2,2,2,1"
+    planned = plan_workload(
+        translation(f"{settings} pipeline.schedule=zbv pipeline.virtual_stages=2"), ROOMY, estimated_costs
+    )
+    assert {alternative.virtual_stages for alternative in planned.plan.alternatives} == {2}
+    assert not [line for line in planned.lines() if "do not fit" in line]
 
 
 @pytest.mark.usefixtures("without_nccl")
@@ -223,9 +236,10 @@ def test_a_plan_leaves_the_reserve_free_and_says_so() -> None:
         assert planned.plan.machine.reserve == int(share * GIB)
 
 
-def test_parameters_that_several_stages_hold_are_told() -> None:
+def test_parameters_that_several_stages_hold_and_idle_devices_are_told() -> None:
     planned = plan_workload(translation("pipeline.stages=3"), ROOMY, estimated_costs)
-    assert f"{2000 * 64:,} of them are copies" in "\n".join(planned.lines())
+    assert "  3 of the 8 devices are used, 5 are idle" in planned.lines()
+    assert f"{2000 * 64:,} are copies" in "\n".join(planned.lines())
     assert "copies" not in "\n".join(plan_workload(language(), ROOMY, estimated_costs).lines())
 
 

@@ -68,7 +68,8 @@ def test_attempts_are_numbered_across_resumes(tmp_path):
     path.write_text(path.read_text() + '{"attempt": 3, "beg')  # while it wrote this
     later = AttemptLog(path)
     assert later.begin(experiment) == 3
-    later.recovered(3, 1.5)
+    later.note(attempt=3, start=4, recovered_s=1.5004)
+    assert read_lines(path)[-1] == {"attempt": 3, "start": 4, "recovered_s": 1.5}
     assert [line["attempt"] for line in read_lines(path)] == [1, 1, 2, 3, 3]
     shutil.rmtree(tmp_path)
     assert later.begin(experiment) == 4  # nothing can be written: the run is supervised all the same

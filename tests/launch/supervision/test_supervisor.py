@@ -68,7 +68,7 @@ def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attemp
         def run(self, attempt, experiment, watchdog):
             if written is not None:
                 attempt.run.record.write_text(written)
-            watchdog._on_first_step()
+            watchdog._on_first_step(4)
 
     resumed = replace(attempt, resume=True, checkpoint_step=4)
     Supervisor(experiment, plan, resumed, Finishing(), None, print).run()

@@ -67,7 +67,9 @@ def test_a_run_writes_the_plan_that_it_used(through_ray):
         assert sum(line.startswith(f"  stage {stage}: {layers}, ") for line in lines) == 1
     assert sum(line.startswith("  6 steps of 200 tokens") for line in lines) == 1
     assert sum(line.endswith("<- this plan") for line in lines) == 1
-    assert all(line in printed.splitlines() for line in lines)
+    assert set(lines) - set(printed.splitlines()) == {
+        line for line in lines if re.search("  [0-9]+ of |schedules that", line)
+    }
 
 
 def test_a_run_writes_a_trace_and_its_plot(through_ray):
@@ -86,14 +88,9 @@ def test_a_run_writes_a_trace_and_its_plot(through_ray):
             assert at[1, f"F{i}"]["ts"] >= at[0, f"F{i}"]["ts"] + at[0, f"F{i}"]["dur"]
             assert at[0, f"B{i}"]["ts"] >= at[1, f"B{i}"]["ts"] + at[1, f"B{i}"]["dur"]
     assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
-    pictures = [line for line in printed.splitlines() if re.match(r"stage [01] +[.FRBU]{100}$", line)]
-    assert [line.split()[1] for line in pictures] == ["0", "1", "0", "1"]  # measured, then simulated
-    for measured, simulated in (pictures[::2], pictures[1::2]):
-        assert all(kind in simulated for kind in "FB")
-        assert any(kind in measured for kind in "FB")  # of so small a model most of a step may be waiting
-    assert pictures[2].split()[2].startswith("F")
-    assert re.search(r"^step [3-6], measured: \d+\.\d+ s, idle \d", printed, re.MULTILINE)
-    assert f"trace: {run / 'trace.json'}" in printed
+    done = printed[printed.index("\nreport: ") :].splitlines()[2:]
+    assert [line.partition(":")[0].partition(" ")[0] for line in done] == ["done", "step", "wall", "loss", "folder"]
+    assert re.match(r"wall time: .*planning .* s, start of the workers .* s, training .* s", done[2])
 
 
 class StartedError(SuiteError):

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.planning.step_parts import slower_than_planned
 from launch.runs.record import perplexity
-from launch.train.summary import describe_losses, describe_scores, describe_step
+from launch.train.summary import describe_losses, describe_scores, describe_step, describe_wall_time
 from suite.pipeline.schedule.timeline import Span, Timeline
 from suite.training.metrics import STEP_S
 
@@ -25,6 +25,14 @@ def test_a_language_model_that_diverged_has_an_infinite_perplexity_and_no_error(
 
 def test_a_run_whose_last_step_was_skipped_has_no_last_loss():
     assert describe_losses({"loss_first": 7.25, "loss_last": None}) == "loss 7.250 -> not finite"
+
+
+def test_each_metric_of_ones_own_and_the_largest_parts_of_the_time_are_told():
+    record = {"measure": "accuracy", "valid_rows": 90, "valid_accuracy": 0.5, "valid_recall": 0.25}
+    assert describe_scores(record) == "held-out data: accuracy 0.5000, recall 0.2500"
+    parts = {"data": 0.01, "planning": 30.0, "training": 40.0}
+    assert describe_wall_time(parts) == ["wall time: 1.2 minutes: planning 30.00 s, training 40.00 s"]
+    assert describe_wall_time({}) == []
 
 
 STEP = Timeline(

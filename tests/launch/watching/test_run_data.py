@@ -8,16 +8,20 @@ import pytest
 from rich.console import Console
 
 from experiments.custom.experiment import CustomExperiment
+from experiments.planning.planner import plan_workload
+from experiments.planning.single_plan import estimated_costs
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.watching.report import comparison, update_page
 from launch.watching.run_data import read_run
-from launch.watching.run_figures import schedule_pictures
+from launch.watching.run_figures import loss_pictures, schedule_pictures
 from launch.watching.run_page import run_page
 from launch.watching.run_state import read_state
 from launch.watching.watch import WatchView, describe_end
 from suite.errors import SettingError
 from suite.pipeline.planning.devices import GIB
+from suite.training.metrics import STEP_S
+from tests.experiments.planning.works import ROOMY, language
 from tests.launch.command_line import call
 
 
@@ -92,9 +96,7 @@ def test_a_page_has_the_step_of_each_schedule_that_fits_by_its_memory(tmp_path):
     run.plan_json.write_text(json.dumps(plan))
     [picture] = schedule_pictures(read_run(run))
     lines = {line.get_label(): line.get_xydata().tolist() for line in picture.figure.axes[0].get_lines()}
-    front = lines.popitem()[1]
     assert lines == {"1f1b": [[2, 2.0]], "zero_bubble": [[3, 1.5]], "fill_drain": [[4, 2.0]]}
-    assert front == [[2, 2.0], [3, 1.5]]
     assert ">zero_bubble</text>" in run_page(read_run(run)).html()
 
 
@@ -102,6 +104,59 @@ def test_a_page_of_a_plan_with_one_schedule_compares_none(tmp_path):
     run = folder(tmp_path, [step(1)])
     run.plan_json.write_text(json.dumps(plan_with(("1f1b", {"step_s": 2.0, "peak_bytes": 2 * GIB}))))
     assert "Schedules of the plan" not in run_page(read_run(run)).html()
+
+
+PLACEMENTS = [("1f1b", 1), ("interleaved", 2), ("zbv", 2), ("v_half", 2), ("v_min", 2), ("auto", 1)]
+
+
+@pytest.mark.parametrize(("schedule", "cells"), PLACEMENTS)
+def test_a_page_names_the_stages_of_the_plan_whatever_the_placement(tmp_path, schedule, cells):
+    work = language(stages=2).with_settings(f"pipeline.schedule={schedule} pipeline.virtual_stages={cells}")
+    planned = plan_workload(work, ROOMY, estimated_costs)
+    run = folder(tmp_path, [step(1)])
+    run.plan_json.write_text(json.dumps(planned.as_dict()))
+    run.traces.mkdir()
+    for stage, row in enumerate(planned.plan.timeline.rows):  # the run did as planned
+        spans = [[span.kind, span.micro_batch, span.start, span.end, span.virtual_stage] for span in row]
+        lines = {"replica": 0, "stage": stage, "stages": 2, "clock": 0.0}, {"step": 1, "began": 0.0, "spans": spans}
+        (run.traces / f"0-{stage}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tables = [table for section in run_page(read_run(run)).sections for table in section.tables]
+    (rows,) = [table.rows for table in tables if table.name == "stages"]
+    assert [(f"stage {row[0]}", row[1]) for row in rows] == re.findall(
+        r"(stage [^:]+): layers (\S+) ", "\n".join(planned.lines())
+    )
+    assert [row[3] for row in rows] == pytest.approx([row[4] for row in rows])  # idle, %
+
+
+def test_a_page_compares_the_plan_with_its_own_steps_and_marks_resumes_and_failures(tmp_path):
+    """Four steps of 1 s with two stages, the last of which failed; four of 3 s with one stage."""
+    speeds = [1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0]
+    run = folder(tmp_path, [step(at, **{STEP_S: speed}) for at, speed in enumerate(speeds, 1)])
+    attempts = [
+        {"data_s": 2.0, "planning_s": 3.0},
+        {"attempt": 1, "began": 10.0, "K": 2, "R": 1, "M": 4, "planned_step_s": 1.5},
+        {"attempt": 1, "start": 0, "first_step_s": 2.5},
+        {"attempt": 1, "ended": 17.0, "outcome": "failed", "start": 0, "reached": 5, "kind": "program"},
+        {"data_s": 2.0, "planning_s": 3.0},
+        {"attempt": 2, "began": 50.0, "K": 1, "R": 1, "M": 4, "planned_step_s": 3.5},
+        {"attempt": 2, "start": 4, "first_step_s": 4.0},
+        {"attempt": 2, "ended": 64.0, "outcome": "done", "start": 4, "reached": 8},
+    ]
+    run.attempts.write_text("".join(json.dumps(line) + "\n" for line in attempts))
+    run.plan_json.write_text(json.dumps({"step_s": 3.5}))
+    found = read_run(run)
+    assert [line["step"] for line in found.steps_as_planned()] == [5, 6, 7, 8]
+    assert [line["step"] for line in found.steps_as_planned(1.5)] == [1, 2, 3, 4]
+    page = run_page(found).html()
+    assert re.search(r">step, s</td><td>3.5</td><td>3</td>", page)
+    assert found.wall_s == {
+        "data": 4.0, "planning": 6.0, "start of the workers": 2.5, "training": 16.0, "validation": 0.0,
+        "saving and other work": 2.5,
+    }  # fmt: skip
+    assert re.search(r">training</td><td [^>]+>16.00 s</td>", page)
+    [loss] = loss_pictures(found)
+    lines = {line.get_label(): set(line.get_xdata()) for line in loss.figure.axes[0].get_lines()}
+    assert (lines["resumed"], lines["failed"]) == ({4}, {5})
 
 
 def test_more_accuracy_is_better(tmp_path):
@@ -114,8 +169,10 @@ def test_what_decides_the_best_validation_is_shown_and_the_metric_has_its_name(t
     """Of a model of your own the loss decides: a higher accuracy after it is not the best."""
     lines = []
     for at, loss, accuracy in ((10, 0.5, 0.95), (20, 0.6, 0.96)):
-        lines.append({"step": at, "train/loss": loss, "train/accuracy": accuracy, "train/lr": 0.1, "train/rows": 1.0})
-        lines.append({"step": at, "valid/loss": loss, "valid/accuracy": accuracy, "valid/seconds": 0.1})
+        figures = {"loss": loss, "accuracy": accuracy, "recall": accuracy / 2}
+        own = {f"train/{name}": value for name, value in figures.items()}
+        lines.append({"step": at, **own, "train/lr": 0.1, "train/rows": 1.0})
+        lines.append({"step": at, **{f"valid/{name}": value for name, value in figures.items()}, "valid/seconds": 0.1})
     run = folder(tmp_path, lines)
     source = {"source": "own.py:f", "layer_count": 2, "train": {"validate_every": 10}}
     fields = {"name": "t", "scale": "laptop", "pipeline": {}, "optimizer": {}} | source
@@ -124,15 +181,18 @@ def test_what_decides_the_best_validation_is_shown_and_the_metric_has_its_name(t
     assert (found.metric, found.best) == ("accuracy", (10, 0.5))
     page = run_page(found).html()
     for name, value in (
-        ("validation loss", "0.6000"), ("validation accuracy", "0.9600"),
+        ("validation loss", "0.6000"), ("validation accuracy", "0.9600"), ("validation recall", "0.4800"),
         ("best validation loss", "0.5000 at step 10"),
     ):  # fmt: skip
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
     assert "Loss per row of training and of held-out data." in page
     assert "Accuracy of training and of held-out data." in page
+    assert "Recall of training and of held-out data." in page
+    assert "<dt>scale</dt>" not in page  # a model of one's own has none
     assert page.count(">best, step 10</text>") == 1
     table = comparison([found, found]).html()
     assert "validation accuracy" in table
+    assert "validation recall" in table
     assert "best loss" in table
 
 
