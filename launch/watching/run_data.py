@@ -139,7 +139,8 @@ class RunData:
         points = {int(step): value for step, value in self.valid_points(criterion.name)}
         if not self.record and self.experiment.train.validate_every is not None:  # it still trains
             for step, value in points.items():
-                best_step = step if criterion.improves(value, points.get(best_step)) else best_step
+                before = None if best_step is None else points.get(best_step)
+                best_step = step if criterion.improves(value, before) else best_step
         return (best_step, points[best_step]) if best_step in points and len(points) > 1 else None
 
     @property
