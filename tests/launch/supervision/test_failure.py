@@ -12,11 +12,21 @@ from experiments.planning.single_plan import estimated_costs, try_plan
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.supervision.attempt_log import AttemptLog
-from launch.supervision.failure import Cause, reason_to_stop
+from launch.supervision.failure import Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.train.session import CurrentRun
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
+from suite.errors import (
+    FailureLocation,
+    ForkserverError,
+    ProgramError,
+    SettingError,
+    StallError,
+    WorkerDiedError,
+    WorkerError,
+)
+from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 
@@ -55,6 +65,52 @@ LOST = Cause("node", "its node is lost", "gone", 0, 1, 17, "B3")
 def test_reasons_to_stop(causes, new, restarts, reason):
     found = reason_to_stop(causes, new, restarts)
     assert found is None if reason is None else found is not None and reason in found
+
+
+COORDS = [RankCoord(rank, 2, 2) for rank in range(4)]
+SEEN = SimpleNamespace(step=17, action="B3", layer=5, host="host", node="node", at="step 18, B3")
+"""The last heartbeat of worker 3, which is stage 1 of replica 1."""
+SILENT = Cause(
+    "stall", "it is silent; its log is LOG\nthe stages", "", 1, 1, 17, "B3", 5, "host", "node", "LOG"
+)  # fmt: skip
+A_BUG = ProgramError("a bug", "KeyError", FailureLocation(1, 1, 16, "F2", 4, "its host", "its log"))
+
+
+@pytest.mark.parametrize(
+    ("error", "has_verdict", "expected"),
+    [
+        (A_BUG, False, Cause("program", "a bug", "KeyError", 1, 1, 16, "F2", 4, "its host", "node", "its log")),
+        (A_BUG, True, Cause("program", "a bug", "KeyError", 1, 1, 16, "F2", 4, "its host", "node", "its log")),
+        (
+            WorkerDiedError(3, "killed by SIGKILL"), False,
+            Cause(
+                "death", "replica 1, stage 1 on host: killed by SIGKILL, last seen at step 18, B3; its log is LOG",
+                "killed by SIGKILL", 1, 1, 17, "B3", 5, "host", "node", "LOG",
+            ),
+        ),
+        (
+            WorkerDiedError(2, "its node is lost", "node"), True,  # the verdict follows from it
+            Cause(
+                "node", "replica 1, stage 0: its node is lost before its first heartbeat; its log is LOG",
+                "its node is lost", 1, 0, log="LOG",
+            ),
+        ),
+        (StallError("waited 300 s"), True, SILENT),
+        (WorkerDiedError(0, "killed"), True, SILENT),
+        (StallError("waited 300 s"), False, Cause("stall", "waited 300 s\nthe stages", "StallError")),
+        (ForkserverError("it died"), False, Cause("death", "it died", "ForkserverError", step=12)),
+        (WorkerError("no room"), False, Cause("start", "no room", "WorkerError")),
+        (SettingError("no such thing"), False, Cause("user", "no such thing", "SettingError")),
+    ],
+)  # fmt: skip
+def test_the_cause_of_a_failure_and_where_it_was(error, has_verdict, expected):
+    verdict = SimpleNamespace(coord=COORDS[3], heartbeat=SEEN, message="it is silent")
+    watchdog = SimpleNamespace(
+        verdict=verdict if has_verdict else None, coords=COORDS, heartbeats={3: SEEN}, last_step=12,
+        stall_report=lambda: "the stages",
+    )  # fmt: skip
+    run = SimpleNamespace(log=lambda replica, stage: "LOG")
+    assert find_cause(error, run, watchdog) == expected
 
 
 def test_attempts_are_numbered_across_resumes(tmp_path):

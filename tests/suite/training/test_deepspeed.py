@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -102,3 +103,27 @@ def modules_of_the_end(rank, world, rendezvous, kind):
 def test_the_end_of_an_engine_loads_nothing(kind, replicas):
     """Garbage collection may run it amid another import, which then fails with a KeyError of importlib."""
     assert run_processes(modules_of_the_end, replicas, kind) == [set()] * replicas
+
+
+def weights_after_a_step(rank, world, rendezvous, accepted):
+    """Writes fives to the weights, and updates them without a gradient; returns them."""
+    join(rank, world, rendezvous)
+    layer = nn.Linear(2, 2)
+    state = make_state(ShardedState, RankCoord(rank, 1, world), layer, torch.device("cpu"))
+    with torch.no_grad():
+        layer.weight.fill_(5)
+    if accepted:
+        state.accept_values([layer.weight])
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    state.local_gradients()
+    state.step(1e-6)
+    return layer.weight.tolist()
+
+
+def test_values_that_are_accepted_are_those_that_the_next_step_updates():
+    """DeepSpeed's shards are copies, from which it writes the parameters after each step."""
+    for weights in run_processes(weights_after_a_step, 2, True):
+        assert np.allclose(weights, 5, atol=1e-3)
+    for weights in run_processes(weights_after_a_step, 2, False):
+        assert np.abs(weights).max() < 1

@@ -216,3 +216,9 @@ def test_gradients_leave_within_the_last_backward_the_last_layers_first(workers,
         assert len(seen) == untied
         assert {action for action, _ in seen} == last
         assert seen[0][1], "the first left when all were there"
+
+
+def test_gradients_are_flattened_row_by_row_also_where_their_memory_is_not():
+    gradients = [torch.arange(6.0).view(2, 3).t(), torch.arange(4.0)[::2]]
+    assert gradient_reducer._flatten(gradients[:1]).tolist() == [0, 3, 1, 4, 2, 5]
+    assert gradient_reducer._flatten(gradients).tolist() == [0, 3, 1, 4, 2, 5, 0, 2]

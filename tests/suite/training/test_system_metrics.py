@@ -1,6 +1,7 @@
 """Workers' use of their machine: lines in the run's folder, read back by the metrics rank."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from suite.pipeline.runtime.p2p import MessageTimeout, wait
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.training import system_metrics
 from suite.training.jsonl import read_lines
-from suite.training.system_metrics import SystemMetrics, path_of
+from suite.training.system_metrics import SystemMetrics, path_of, peak_bytes
 
 CPU = torch.device("cpu")
 
@@ -81,6 +82,12 @@ def test_a_line_is_written_again_and_again_beside_the_training(tmp_path, monkeyp
             time.sleep(0.005)
     assert found["pipeline/stage.0.1/resident_bytes"] > 0
     assert len(read_lines(path_of(tmp_path, 0, 1))) >= 2
+
+
+def test_the_peak_of_memory_is_that_of_the_kernel_in_bytes():
+    status = Path("/proc/self/status").read_text()
+    (kib,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    assert peak_bytes(torch.device("cpu")) == pytest.approx(1024 * kib, rel=0.05)
 
 
 @pytest.mark.parametrize("torn", ["", "{", "not json\n", "[1]\n"])

@@ -235,6 +235,11 @@ def test_held_out_images_come_in_their_order_as_they_are(data, folder):
     assert shown.equal(data.standardised(torch.from_numpy(pixels[:17]).unsqueeze(1)))
 
 
+def test_all_held_out_images_are_taken_where_there_are_no_more(data, folder):
+    train = ImageTrainSettings(batch_images=12, test_images=1000)
+    assert sum(batch.divisor for batch in ImageBatches(data, settings(folder), train, 1, 5).held_out()) == 20
+
+
 def test_a_stage_that_only_scores_reads_no_images(data, folder, monkeypatch):
     monkeypatch.setattr(ImageData, "pixels", lambda *_: pytest.fail("read"))
     one = batches(data, folder).batch(0, 0, inputs=False)

@@ -42,6 +42,13 @@ def test_every_copy_gets_the_values_of_the_first(monkeypatch):
     assert all(torch.equal(parameter, torch.arange(64.0).view(8, 8)) for parameter in parameters)
 
 
+def test_the_first_copy_alone_counts():
+    ties, _ = tied(64)
+    assert [ties.first_copy(copy.layer, "weight") for copy in COPIES] == [(0, "weight")] * 3
+    assert [ties.is_first_copy(copy.layer, "weight") for copy in COPIES] == [True, False, False]
+    assert ties.first_copy(3, "bias") == (3, "bias")
+
+
 def test_the_sum_needs_three_parts_of_memory_whatever_the_parameters_size(monkeypatch):
     monkeypatch.setattr(ties_module, "VALUES_AT_ONCE", 1 << 12)
     ties, _ = tied(1 << 18)

@@ -265,6 +265,25 @@ def test_as_tuple_takes_both_forms():
     assert as_tuple((tensor, tensor)) == (tensor, tensor)
 
 
+def alone():
+    """An executor of all layers, in this process."""
+    layers, config = toy_layers(), ScheduleConfig()
+    cells = [range(len(layers))]
+    stage = Stage(layers, cells, SumLoss(), torch.device("cpu"), "fp32", 7)
+    return Executor(RankCoord(0, 1, 1), stage, [CellLinks(SkipLayout(find_skips(layers), cells, 0), None)], config)
+
+
+@pytest.mark.parametrize(("train", "when"), [(True, "step 5"), (False, "evaluation")])
+def test_a_stall_says_where_it_was(train, when, monkeypatch):
+    def stalls(*_):
+        raise StallError("waited 2 s")
+
+    executor, batch = alone(), mini_batch(*toy_batch(8), 4)
+    monkeypatch.setattr(executor.stage, "forward", stalls)
+    with pytest.raises(StallError, match=f"^replica 0, stage 0, {when}, at F0: waited 2 s$"):
+        executor.train(batch, 4) if train else executor.evaluate(batch, 4)
+
+
 def test_the_stream_of_a_device_is_marked_where_each_action_begins_to_compute_and_where_it_ends(monkeypatch):
     class Event:
         def record(self):
@@ -272,14 +291,10 @@ def test_the_stream_of_a_device_is_marked_where_each_action_begins_to_compute_an
 
     monkeypatch.setattr("suite.pipeline.runtime.executor.is_host", lambda device: False)
     monkeypatch.setattr("suite.pipeline.runtime.executor.module_of", lambda device: SimpleNamespace(Event=Event))
-    layers, config = toy_layers(), ScheduleConfig()
-    cells = [range(len(layers))]
-    stage = Stage(layers, cells, SumLoss(), torch.device("cpu"), "fp32", 7)
-    executor = Executor(RankCoord(0, 1, 1), stage, [CellLinks(SkipLayout(find_skips(layers), cells, 0), None)], config)
-    batch = mini_batch(*toy_batch(8), 4)
+    executor, batch = alone(), mini_batch(*toy_batch(8), 4)
     executor.train(batch, 0)
     marks = executor.status.device_marks
-    expected = [action for action in config.actions(1, len(batch))[0] for _ in range(2)]
+    expected = [action for action in ScheduleConfig().actions(1, len(batch))[0] for _ in range(2)]
     assert [mark.action for mark in marks] == expected
     assert {mark.waiting for mark in marks} == {""}  # one stage gets no message
     assert [mark.event.done for mark in marks] == expected

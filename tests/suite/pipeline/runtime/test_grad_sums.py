@@ -195,6 +195,22 @@ def test_numbers_that_are_not_finite_are_traced_to_their_own_micro_batch(into_fp
     assert (min(records).layer, min(records).micro_batch) == (1, 2)
 
 
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_one_number_that_is_not_finite_is_found(value, into_fp32):
+    """Also an infinity among finite numbers, of either sign."""
+    trained = executor(CONFIGS["recomputed"])
+
+    def spoil(module, inputs, output):
+        output = output.clone()
+        output.view(-1)[0] = value
+        return output
+
+    trained.stage.layers[1].feed.register_forward_hook(spoil)
+    with find_nonfinite(trained) as records:
+        trained.train(mini_batch(), 0)
+    assert (min(records).layer, min(records).micro_batch) == (1, 0)
+
+
 def test_a_hook_on_a_weight_gets_the_gradient_of_one_micro_batch(into_fp32):
     """A layer may scale it, which must not scale the sum again and again."""
     gradients = []
