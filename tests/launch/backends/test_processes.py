@@ -26,7 +26,7 @@ def fail(rank, world, rendezvous, kind):
             raise SettingError("a user's fault")
         if kind == "bug":
             raise ZeroDivisionError("a bug")
-        os._exit(7)
+        os._exit(0 if kind == "end" else 7)
     time.sleep(120)
 
 
@@ -84,6 +84,7 @@ def test_a_worker_gets_the_data_libraries_of_its_driver(monkeypatch):
         ("user", SettingError, "^a user's fault$"),
         ("bug", RuntimeError, "worker 1 failed"),
         ("death", WorkerError, "code 7"),
+        ("end", WorkerError, "code 0"),
     ],
 )
 def test_the_first_failure_ends_all_workers_at_once(kind, error, message):

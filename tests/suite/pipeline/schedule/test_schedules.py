@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule import remat, schedules
-from suite.pipeline.schedule.action import Action, virtual_stages_of
+from suite.pipeline.schedule.action import Action, last_grad_actions, virtual_stages_of
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.schedules import fill_drain as bare_fill_drain
@@ -30,6 +30,16 @@ def test_fill_drain_is_the_papers_picture():
     assert fill_drain(1, 3, "always") == parse(["F0 F1 F2 R2 B2 R1 B1 R0 B0"])
     assert fill_drain(1, 3, "never") == parse(["F0 F1 F2 B2 B1 B0"])
     assert ScheduleConfig().forward_only(2, 2) == parse(["F0 F1"] * 2)
+
+
+def test_the_last_actions_that_add_to_weight_gradients_are_found_for_each_cell():
+    for row, last in (
+        ("F0 F1 B1 B0", "B0"),
+        ("F0 I0 F1 I1 W0 W1", "W1"),
+        ("F0 F0.1 B0.1 B0 F1 F1.1 B1.1 B1", "B1.1 B1"),
+    ):
+        ((actions,), (expected,)) = parse([row]), parse([last])
+        assert last_grad_actions(actions) == {*expected}
 
 
 def test_with_equal_costs_a_stage_recomputes_before_its_gradient_arrives():

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
-from suite.training.checkpoint import Storage, list_checkpoints, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint import Storage, list_checkpoints, load_optimizer, load_values, newest_valid, writing
+from suite.training.checkpoint.async_save import ManifestJob
 from suite.training.checkpoint.ownership import OWNER
 from suite.training.checkpoint.reading import UNFINISHED, examine, folders_of
 from suite.training.checkpoint.retention import KEEP_LATEST, steps_to_keep
@@ -230,6 +231,29 @@ def test_a_future_that_a_resume_gave_up_is_written_over(tmp_path):
     assert restored(tmp_path) == 3
     assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", OWNER]
     assert not (tmp_path / "00000003/good").exists()
+
+
+def marks_good(rank, world, rendezvous, folder):
+    """Returns the step that each of four saves marks as good; no step between the second and the third is finite."""
+    one, marked = Counting(rank, world, rendezvous, folder), []
+
+    def job(notes, good_step, *rest):
+        marked.append(good_step)
+        return ManifestJob(notes, good_step, *rest)
+
+    writing.ManifestJob = job
+    for step in (1, 2):
+        one.become(step)
+        one.saver.save(step, 0)
+    one.saver.save(3, 0)
+    one.become(4)
+    one.saver.save(4, 0)
+    one.saver.wait()
+    return marked
+
+
+def test_a_checkpoint_is_good_once_a_finite_step_followed_it(tmp_path):
+    assert run_processes(marks_good, 1, str(tmp_path)) == [[None, 1, None, 3]]
 
 
 @given(st.lists(st.booleans(), max_size=60))
