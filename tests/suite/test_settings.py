@@ -11,5 +11,5 @@ from suite import settings
     [each for each in vars(settings).values() if isinstance(each, type) and issubclass(each, settings.FrozenRecord)],
 )
 def test_a_misspelled_setting_is_refused(kind):
-    with pytest.raises(ValidationError, match="learning_rat\n.*Extra inputs are not permitted"):
+    with pytest.raises(ValidationError, match=r"learning_rat\n.*Extra inputs are not permitted"):
         kind.model_validate({"learning_rat": 1.0})
