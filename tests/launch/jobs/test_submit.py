@@ -33,9 +33,9 @@ def test_a_job_runs_the_same_command_as_a_local_run():
 
 
 def test_settings_that_only_the_paper_scale_takes_are_sent_unless_a_small_scale_is_asked_for():
-    settings = "train.validate_every=1000"
+    settings = "train.profile_steps=1000-1001"
     assert job_command(JobRequest("t128_6b", settings=settings)).arguments[-1] == settings
-    with pytest.raises(SettingError, match="validate_every"):
+    with pytest.raises(SettingError, match="profile_steps"):
         job_command(JobRequest("t128_6b", "laptop", settings))
     with pytest.raises(SettingError, match="validate_evry"):
         job_command(JobRequest("t128_6b", settings="train.validate_evry=1000"))
