@@ -54,9 +54,17 @@ def on_meta(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
             raise SettingError(f"{type(layer).__name__} has {count} of {len(tensors)} tensors on the meta device")
         return layer
     try:
-        return without_values(layer, memo)
+        bare = without_values(layer, memo)
     except Exception as error:
         raise SettingError(f"a {type(layer).__name__} cannot be copied ({typed_line(error)})") from error
+    own = set(map(id, layer.modules()))
+    for path, value in held(bare):
+        if id(value) in own or (isinstance(value, Tensor) and not value.is_meta):
+            raise SettingError(
+                f"a copy of the {type(layer).__name__} does not get its own {path} by copy.deepcopy; use no weak "
+                "reference to a module, and pass the memo on in a __deepcopy__"
+            )
+    return bare
 
 
 def tie_shared(layers: Sequence[nn.Module]) -> None:
