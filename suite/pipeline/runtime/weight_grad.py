@@ -152,6 +152,8 @@ class DeferrableLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
+        if any(_is_special(own) for own in self._parameters.values() if own is not None):  # torch.func.functional_call
+            return F.linear(x, self.weight, self.bias)
         is_mixed = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if is_mixed else x.dtype  # of the product
         if not torch.is_grad_enabled():  # without keeps_cast, as in decoding, autocast keeps the cast

@@ -44,7 +44,7 @@ def has_no_numbers(self, x):
     return self.inner(x) * self.w
 
 
-@layer("cannot", eye=lambda: torch.eye(W).to_sparse())
+@layer("that can be trained", eye=lambda: torch.eye(W).to_sparse())
 def has_a_sparse_buffer(self, x):
     return self.inner(x) @ self.eye
 

@@ -177,9 +177,16 @@ class Forces(nn.Module):
         return torch.autograd.grad(torch.tanh(self.linear(x)).square().sum(), x, create_graph=True)[0]
 
 
-def test_a_gradient_inside_a_recompute_is_not_deferred():
-    layers = [nn.Linear(5, 5), Forces(), nn.Linear(5, 4)]
-    found, expected, _ = gradients_of("0F0 0F1 0I0 0W0 0B1", lambda: layers)
+class Functional(Forces):
+    """Calls its linear layer with other weights."""
+
+    def forward(self, x):
+        return torch.func.functional_call(self.linear, {"weight": 2 * self.linear.weight}, (x,))
+
+
+@pytest.mark.parametrize("kind", [Forces, Functional])
+def test_a_gradient_inside_a_recompute_and_one_of_other_weights_are_not_deferred(kind):
+    found, expected, _ = gradients_of("0F0 0F1 0I0 0W0 0B1", lambda: [nn.Linear(5, 5), kind(), nn.Linear(5, 4)])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
