@@ -127,8 +127,8 @@ def first_line(error: BaseException) -> str:
 
 
 def typed_line(error: BaseException) -> str:
-    """Returns an error's type and the first line of its message, for an error in a user's own code."""
-    return f"{type(error).__name__}: {first_line(error)}"
+    """Returns an error's type and the first line of its message, cut short, for an error in a user's own code."""
+    return f"{type(error).__name__}: {first_line(error)[:500]}"
 
 
 def shortened(text: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.custom.layers import initialised
-from experiments.custom.trial import KEEP_STATE, Trial, described, name_of, same_bits, trials
+from experiments.custom.trial import KEEP_STATE, Trial, described, equal, name_of, same_bits, trials
 from suite.device import one_thread
 from suite.errors import SettingError, typed_line
 from suite.pipeline.model.batchnorm import by_micro_batch
@@ -46,7 +46,8 @@ def takes_its_inputs(trial: Trial) -> str:
         _ = trial.returned
     except Exception as error:
         return f"cannot take {trial.taken}: {typed_line(error)}"
-    if [tensor._version for tensor in trial.inputs] != trial.versions:
+    versions = [tensor._version for tensor in trial.inputs]
+    if versions != trial.versions or not all(map(same_bits, trial.inputs, trial.kept)):
         return (
             "changes its inputs in place, and a recompute would start from changed ones; use the operation that "
             "returns a new tensor (for modules of torch inplace=False)"
@@ -55,7 +56,7 @@ def takes_its_inputs(trial: Trial) -> str:
 
 
 def returns_tensors(trial: Trial) -> str:
-    """Dense and real ones, its stashes last: others cannot be sent."""
+    """Dense and real ones of torch's own class, its stashes last: others cannot be sent."""
     stashes = stashes_of(trial.layer)
     is_several = isinstance(trial.returned, tuple | list)
     outputs = trial.returned if is_several else [trial.returned]
@@ -63,6 +64,8 @@ def returns_tensors(trial: Trial) -> str:
         found = ""
         if not isinstance(output, Tensor):
             found = "nothing" if output is None else f"a {type(output).__name__}"
+        elif type(output) not in (Tensor, nn.Parameter):
+            found = f"a {type(output).__name__}, a class that no message keeps (.as_subclass(torch.Tensor))"
         elif output.layout != torch.strided:
             found = "a sparse tensor, not a dense one"
         elif output.is_complex():
@@ -80,7 +83,7 @@ def repeats_its_forward(trial: Trial) -> str:
         again = trial.again
     except Exception as error:
         return f"runs once, and fails in another forward from the same state, as a recompute is ({typed_line(error)})"
-    if _same(trial.first, again):
+    if equal(trial.first, again):
         return ""
     outside = "uses something outside that changes, such as a global variable, the clock or another generator"
     return (
@@ -91,8 +94,13 @@ def repeats_its_forward(trial: Trial) -> str:
 
 def keeps_its_parameters(trial: Trial) -> str:
     """The optimizer alone changes them."""
-    for name, parameter in trial.module.named_parameters():
-        if not same_bits(parameter, trial.layer.get_parameter(name)):
+    before, now = dict(trial.layer.named_parameters()), dict(trial.module.named_parameters())
+    for name, parameter in (trial.parameters | now).items():
+        if name not in before:
+            return f"makes its parameter {name} in a forward, which no optimizer knows; make it when the layer is built"
+        is_own = now.get(name) is parameter is trial.parameters[name]
+        is_trained = parameter.requires_grad == before[name].requires_grad
+        if not (is_own and is_trained and same_bits(parameter, before[name])):
             return f"changes its parameter {name} in a forward, and a recompute would change it again"
     return ""
 
@@ -100,7 +108,7 @@ def keeps_its_parameters(trial: Trial) -> str:
 def forgets_other_rows(trial: Trial) -> str:
     """What it remembers in attributes does not reach another micro-batch."""
     others = [tensor.flip(0 if len(tensor) > 1 else -1) if tensor.dim() else tensor for tensor in trial.inputs]
-    if trial.changed_attributes and not _same(trial.first, trial.fresh(tuple(others), trial.inputs)):
+    if trial.changed_attributes and not equal(trial.first, trial.fresh(tuple(others), trial.inputs)):
         return f"{' and '.join(trial.changed_attributes)}, and returns other values after other rows; {KEEP_STATE}"
     return ""
 
@@ -114,6 +122,8 @@ def has_gradients(trial: Trial) -> str:
         gradients = trial.gradients
     except Exception as error:
         return f"has a backward that fails: {typed_line(error)}"
+    if trial.draws_backward:
+        return "draws random numbers in its backward, where nothing seeds them; draw them in the forward"
     for name, gradient in gradients.items():
         if gradient is not None and gradient.is_sparse:
             return f"has sparse gradients of {name}; build the embedding with sparse=False"
@@ -165,10 +175,6 @@ RULES = (
 it."""
 
 
-def _same(some: Tensors, others: Tensors) -> bool:
-    return len(some) == len(others) and all(map(same_bits, some, others))
-
-
 def refusal(trial: Trial) -> str:
     """Returns what the first rule says that a layer breaks, as it goes on after the layer's name; empty without one."""
     return next(filter(None, (rule(trial) for rule in RULES)), "")
@@ -190,7 +196,7 @@ def find_refusal(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, 
         name, fault = name_of(index, layers[index]), refusal(trial)
         if fault:  # again, because sums of several threads may be in another order on a busy machine
             with one_thread():
-                fault = refusal(Trial(ready(layers[index]), trial.inputs, trial.taken))
+                fault = refusal(Trial(ready(layers[index]), trial.kept, trial.taken))
         if fault:
             return f"{name} {fault}"
         for buffer in _changed_in_training(trial):

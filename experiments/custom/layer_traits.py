@@ -17,13 +17,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from experiments.custom.trial import CPU, KEEP_STATE, SEED, Trial, same_bits, trials
+from experiments.custom.trial import CPU, KEEP_STATE, SEED, Trial, equal, same_bits, trials
 from suite.device import one_thread
 from suite.errors import typed_line
 from suite.pipeline.model.layers import Tensors, materialize
-
-ROUNDING = 1e-6
-"""The share of the largest value by which values may differ that are the same but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def mixes_rows(trial: Trial, rows: int) -> Iterator[Trait]:
 
 def evaluates_differently(trial: Trial, rows: int) -> Iterator[Trait]:
     """Other values in evaluation mode, without random numbers or buffers as a reason."""
-    if not (trial.draws or trial.changed_buffers or _equal(trial.first, trial.fresh(trial.inputs, training=False))):
+    if not (trial.draws or trial.changed_buffers or equal(trial.first, trial.fresh(trial.inputs, training=False))):
         yield Trait("computes something else in evaluation mode")
 
 
@@ -132,7 +129,7 @@ def _depends_on_others(trial: Trial, rows: int, kept: int) -> bool:
     if not any(has_rows):  # a layer on sequences may have them on its second axis
         changed = _rows_of(trial.inputs, rows, sources)
     own = torch.arange(kept, rows, 2)
-    return not _equal(_rows_of(trial.first, rows, own), _rows_of(trial.fresh(changed), rows, own))
+    return not equal(_rows_of(trial.first, rows, own), _rows_of(trial.fresh(changed), rows, own))
 
 
 def _rows_of(tensors: Tensors, rows: int, chosen: Tensor) -> Tensors:
@@ -142,15 +139,3 @@ def _rows_of(tensors: Tensors, rows: int, chosen: Tensor) -> Tensors:
         tensor if axis is None else tensor.index_select(axis, chosen)
         for tensor, axis in zip(tensors, axes, strict=True)
     )
-
-
-def _equal(some: Tensors, others: Tensors) -> bool:
-    """Whether tensors are equal up to rounding."""
-    return len(some) == len(others) and all(map(_equal_tensors, some, others))
-
-
-def _equal_tensors(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or not one.numel():
-        return one.shape == other.shape
-    largest = float(one.double().abs().nan_to_num().max())
-    return torch.allclose(one.double(), other.double(), ROUNDING, ROUNDING * largest, equal_nan=True)

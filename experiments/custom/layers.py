@@ -48,17 +48,25 @@ def on_meta(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     cannot be copied.
     """
     registered = [tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())]
-    bare = [path for path, value in held(layer) if isinstance(value, Tensor) and value.is_meta]
-    if bare and not all(registered):
-        raise SettingError(f"its {bare[0]} is on the meta device, and others of its tensors are not; give it values")
-    if bare:
+    on_meta = [path for path, value in held(layer) if isinstance(value, Tensor) and value.is_meta]
+    if on_meta and not all(registered):
+        raise SettingError(f"its {on_meta[0]} is on the meta device, and others of its tensors are not; give it values")
+    if on_meta:
         return layer
     try:
-        return without_values(layer, memo)
+        bare = without_values(layer, memo)
     except Exception as error:
         raise SettingError(
             f"a {type(layer).__name__} cannot be copied ({typed_line(error)}); keep files, locks and the like out of it"
         ) from error
+    own = set(map(id, layer.modules()))
+    for path, value in held(bare):
+        if id(value) in own or (isinstance(value, Tensor) and not value.is_meta):
+            raise SettingError(
+                f"a copy of the {type(layer).__name__} does not get its own {path} by copy.deepcopy; use no weak "
+                "reference to a module, and pass the memo on in a __deepcopy__"
+            )
+    return bare
 
 
 def tie_shared(layers: Sequence[nn.Module]) -> None:

@@ -33,6 +33,9 @@ CPU = torch.device("cpu")
 GENERATORS = (torch.Generator, np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 """Types of generators that a layer may hold; nothing seeds them."""
 
+ROUNDING = 1e-6
+"""The share of the largest value by which values may differ that are the same but for rounding."""
+
 KEEP_STATE = "keep state in buffers (each replica has its own); draw from default generators of torch, numpy or random"
 
 Attributes = dict[str, tuple[type, bytes]]
@@ -43,16 +46,22 @@ class Trial:
 
     def __init__(self, layer: nn.Module, inputs: Tensors, taken: str = "its inputs") -> None:
         """``layer`` has its initial values, and stays as it is. ``taken`` describes the inputs for people."""
-        self.layer, self.inputs, self.taken = layer.train(), inputs, taken
+        layer.train()
+        self.layer, self.inputs, self.taken = layer, inputs, taken
         self.versions = [tensor._version for tensor in inputs]
+        self.kept = tuple(map(torch.clone, inputs))
+        """The inputs as they were."""
         self.module = copied(layer, torch.clone)
         """The copy that runs twice."""
+        self.parameters = dict(self.module.named_parameters())
+        """Its parameters before it runs."""
         self._attributes = attributes_of(self.module)
         self._buffers: Values = []
         """Those that the first forward changed, with their values before."""
         self._leaves = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in inputs)
         self.draws = False
         """Whether the first forward draws random numbers."""
+        self.draws_backward = False
 
     @cached_property
     def returned(self) -> Any:
@@ -76,7 +85,8 @@ class Trial:
 
     def fresh(self, *several: Tensors, training: bool = True) -> Tensors:
         """Returns what a new copy returns for the last of several inputs, each with the buffers of the start."""
-        module, outputs = copied(self.layer, torch.clone).train(training), self.inputs
+        module, outputs = copied(self.layer, torch.clone), self.inputs
+        module.train(training)
         for inputs in several:
             with torch.no_grad(), replaced(copies_of_buffers(module)):
                 outputs = _forward(module, inputs)
@@ -85,8 +95,10 @@ class Trial:
     @cached_property
     def gradients(self) -> dict[str, Tensor | None]:
         """The gradients of the sum of all outputs in the inputs (``input 0``) and in the parameters."""
-        if sums := [output.double().sum() for output in self.again if output.requires_grad]:
+        sums, states = [output.double().sum() for output in self.again if output.requires_grad], _generator_states()
+        if sums:
             torch.autograd.backward(sums)
+        self.draws_backward = states != _generator_states()
         inputs = ((f"input {number}", tensor) for number, tensor in enumerate(self._leaves))
         return {name: t.grad for name, t in (*inputs, *self.module.named_parameters()) if t.requires_grad}
 
@@ -150,6 +162,18 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def equal(some: Tensors, others: Tensors) -> bool:
+    """Whether tensors are equal up to rounding."""
+    return len(some) == len(others) and all(map(_equal_tensors, some, others))
+
+
+def _equal_tensors(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or not (one.numel() and one.is_floating_point()):
+        return same_bits(one, other)
+    largest = float(one.double().abs().nan_to_num().max())
+    return torch.allclose(one.double(), other.double(), ROUNDING, ROUNDING * largest, equal_nan=True)
 
 
 def described(tensors: Tensors) -> str:

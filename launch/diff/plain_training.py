@@ -133,6 +133,7 @@ def build_layers(
     layers = chosen.own_layers(device) or [
         materialize(layer, initial_seed(seed, index), device) for index, layer in enumerate(described)
     ]
+    nn.ModuleList(layers).train()  # as a script does; a layer may keep a part in evaluation mode
     for keys in _copies(layers).values():
         first, *others = (layers[index].get_parameter(name) for index, name in keys)
         for other in others:

@@ -188,8 +188,6 @@ class Fingerprints:
         if action.kind == "F":
             self._indices[action.micro_batch] = self._stage.micro_batch
         micro_batch = self._indices[action.micro_batch]
-        if place.is_backward and (replicas := self._executor.coord.replicas) > 1:
-            tensor = tensor / replicas  # a replica's backward starts with R times the gradient
         prefix = "recomputed " if action.kind == "R" else ""
         self._file.add_from_layer(micro_batch, place, tensor, self._stage.device, prefix)
 

@@ -70,11 +70,11 @@ class ReplicatedState:
         return None
 
     def local_gradients(self) -> list[tuple[Key, Tensor]]:
-        """Returns this replica's part of each averaged gradient: all of it, or its shard."""
+        """Returns this replica's part of each summed gradient: all of it, or its shard."""
         return [(key, cast(Tensor, parameter.grad)) for key, parameter in self._parameters.items()]
 
     def gradient(self, key: Key) -> Tensor:
-        """Returns the full averaged gradient of a parameter."""
+        """Returns the full summed gradient of a parameter."""
         return cast(Tensor, self._parameters[key].grad)
 
     def state(self, key: Key) -> State:
@@ -98,7 +98,7 @@ class ReplicatedState:
 
 
 class ShardedState(ReplicatedState):
-    """A shard of the averaged gradients and of the optimizer state, as ZeRO-1 divides them. DeepSpeed has nothing of a
+    """A shard of the summed gradients and of the optimizer state, as ZeRO-1 divides them. DeepSpeed has nothing of a
     parameter without values."""
 
     is_sharded = True
@@ -131,7 +131,7 @@ class ShardedState(ReplicatedState):
         optimizer = self._engine.optimizer
         optimizer.set_gradient_accumulation_boundary(True)
         # the second half of DeepSpeed's reduce_gradients: each replica takes its shard of the gradients, which are
-        # averaged already; nothing is reduced here
+        # summed already; nothing is reduced here
         optimizer.overlapping_partition_gradients_reduce_epilogue()
         keys = {id(parameter): key for key, parameter in self._parameters.items()}
         local = []

@@ -1,6 +1,6 @@
 """The optimizer step of a stage, over its replicas.
 
-    .grad of R replicas --mean over replicas, overlapped with the last backward--> each replica's part
+    .grad of R replicas --sum over replicas, overlapped with the last backward--> each replica's part
     --per-layer squares, one small all-reduce over all workers--> global norm, losses, finite flag
     --same decision everywhere--> clip, and step (``optimizer.py``: DeepSpeed), or skip
 
@@ -105,7 +105,7 @@ class StageOptimizer:
         return StepResult(totals[0], tuple(totals[1:]), norm, rate, applied, norms, int(max(peaks)))
 
     def finish_reduction(self) -> list[tuple[Key, Tensor]]:
-        """Finishes the reduction that the executor began: sums over ties, means over replicas, zeros where none came.
+        """Finishes the reduction that the executor began: sums over ties and replicas, zeros where none came.
 
         Returns this worker's part of each gradient: all of it, or its ZeRO shard.
         """
@@ -155,7 +155,7 @@ class StageOptimizer:
         worker fills it, so the sum is exact. The total, in layer order, then has the same bits at every K.
         """
         squares: list[list[Tensor]] = [[] for _ in range(self._layers)]
-        # without ZeRO all replicas have the same mean
+        # without ZeRO all replicas have the same sum
         counts_in_norm = self._state.is_sharded or self.coord.replica == 0
         for (layer, name), gradient in gradients if counts_in_norm else ():
             if self._ties.is_first_copy(layer, name):

@@ -276,13 +276,6 @@ MUTATIONS = (
         TOY,
     ),
     Mutation(
-        "the mean over replicas divides by a tensor from the host",
-        "suite/pipeline/runtime/gradient_reducer.py",
-        "flat.div_(self._replica_count)",
-        "flat.div_(torch.tensor(self._replica_count, device=flat.device))",
-        ZERO,
-    ),
-    Mutation(
         "kurtosis is read in the action",
         "suite/training/layer_stats.py",
         "squares.square_().mean() / variance.square() - 3",

@@ -187,9 +187,8 @@ def without_values(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.M
 def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
     """Returns a copy of a meta-device layer on ``device``: with the values of a user's layer or, for one built on the
     meta device, with initial values that depend only on ``seed``."""
-    original = vars(layer).get(ORIGINAL)
-    if original is not None:
-        return copied(original.layer, lambda tensor: tensor.to(device, copy=True))
+    if (original := vars(layer).get(ORIGINAL)) is not None:
+        return copied(original.layer, partial(empty_on, device))
     layer = copied(layer, partial(empty_on, device))
     with seeded(seed, device):
         reset_all(layer)
@@ -197,8 +196,9 @@ def materialize(layer: nn.Module, seed: int, device: torch.device) -> nn.Module:
 
 
 def empty_on(device: torch.device, tensor: Tensor) -> Tensor:
-    """Returns an empty tensor for one on the meta device, and a copy of any other."""
-    return torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device, copy=True)
+    """Returns an empty tensor for one on the meta device, a copy of any other; contiguous, as DeepSpeed needs it."""
+    made = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device, copy=True)
+    return made.contiguous() if made.layout == torch.strided else made
 
 
 def reset_all(module: nn.Module) -> None:

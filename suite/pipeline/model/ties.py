@@ -3,7 +3,7 @@
 Each layer that shares a parameter has a copy of it, even if two of them are on one stage, so sums have the same order
 at every K. Copies start with the values of the first one, in the first layer that has the parameter. Their gradients
 are summed in layer order before the update. With R > 1 the first copy's values are also copied after the update,
-because the mean over replicas may round differently for each copy.
+because the sum over replicas may round differently for each copy.
 """
 
 from __future__ import annotations

@@ -57,10 +57,9 @@ class CellLinks:
 class Executor:
     """Runs mini-batches through one stage.
 
-    The backward of the summed objective starts with R / the mini-batch's divisor, so the mean of the replicas'
-    gradients is the gradient of the mini-batch's mean. After ``train`` the parameters' ``.grad`` hold this replica's
-    gradients; with R > 1 the reducer has already begun to replace them by their means, except those of tied
-    parameters.
+    The backward of the summed objective starts with 1 / the mini-batch's divisor, so the sum of the replicas' gradients
+    is the gradient of the mini-batch's mean. After ``train`` the parameters' ``.grad`` hold this replica's gradients;
+    with R > 1 the reducer has already begun to replace them by their sums, except those of tied parameters.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class Executor:
             )
             state.inputs = batch.inputs if coord.is_first else None
             state.targets = batch.targets if coord.is_last else None
-            state.loss_gradient = coord.replicas / batch.divisor
+            state.loss_gradient = 1 / batch.divisor
         if train in self._cold and metadata.cuts:
             self._exchange_metadata(state, len(self.links))
             self._warm_up(state)

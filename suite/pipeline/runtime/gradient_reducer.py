@@ -1,13 +1,13 @@
-"""Averages gradients over replicas during the last backward of a step, or the last ``W``.
+"""Sums gradients over replicas during the last backward of a step, or the last ``W``.
 
     stage 0     ... R0 B0: layer 3 | layer 2 | layer 1 | layer 0 |
-    replicas                       | mean 3  | mean 2  | mean 1  | mean 0 |
+    replicas                       | sum 3   | sum 2   | sum 1   | sum 0  |
 
 In a step's last backward, or last ``W``, a layer's gradients are complete as soon as the layer is done, those of the
 last layer first. They are reduced in buckets of whole parameters, in the same order on all replicas. So little
 communication is left after the backward of the first stage, and even less on the others.
 
-Without shards every replica gets every mean, by an all-reduce. With ZeRO-1's shards each part of a bucket is reduced to
+Without shards every replica gets every sum, by an all-reduce. With ZeRO-1's shards each part of a bucket is reduced to
 the one replica that has that shard, which is half the traffic.
 
     bucket       | layer 2        | layer 1   |        a shard is a slice of all parameters in layer order
@@ -60,7 +60,7 @@ class Shards:
 
 
 class GradientReducer:
-    """The mean over replicas of one stage's gradients."""
+    """The sum over replicas of one stage's gradients."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class GradientReducer:
     ) -> None:
         """``parameters`` are the stage's in the order of its layers. ``tied`` ones have copies on other stages whose
         gradients must be summed first, so theirs wait for ``finish``. ``group`` is the stage in all replicas."""
-        self._group, self._replica_count, self._shards = group, dist.get_world_size(group), shards
+        self._group, self._shards = group, shards
         tied_ids = set(map(id, tied))
         self._tied = list(tied)
         self._buckets = list(_buckets([p for p in reversed(parameters) if id(p) not in tied_ids]))
@@ -113,8 +113,8 @@ class GradientReducer:
     def finish(self) -> None:
         """Reduces the tied gradients, which must be sums over their copies by now, and waits for all.
 
-        ``.grad`` of each parameter is then the mean over replicas; a gradient that a replica lacks counts as zero. With
-        shards only the replica's own values are means, and the others mean nothing. All replicas must call this.
+        ``.grad`` of each parameter is then the sum over replicas; a gradient that a replica lacks counts as zero. With
+        shards only the replica's own values are sums, and the others mean nothing. All replicas must call this.
         """
         self.start_remaining()
         for bucket in _buckets(self._tied):
@@ -127,7 +127,6 @@ class GradientReducer:
     def _start_reduction(self, parameters: Sequence[nn.Parameter]) -> None:
         """Starts the reduction of some gradients in one flat tensor; ``.grad`` become views of it."""
         flat = _flatten([torch.zeros_like(p) if p.grad is None else p.grad for p in parameters])
-        flat.div_(self._replica_count)
         for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
             parameter.grad = piece.view_as(parameter)
         if self._shards is None:

@@ -46,7 +46,7 @@ def with_deferrable_linears(layer: nn.Module) -> nn.Module:
     """Returns the layer after making each linear module in it whose weight is not frozen a ``DeferrableLinear`` of the
     same values."""
     for module in layer.modules():
-        if type(module) is nn.Linear and module.weight.requires_grad and not _has_hooks(module):
+        if type(module) is nn.Linear and module.weight.requires_grad and not any(map(_is_special, module.parameters())):
             module.__class__ = DeferrableLinear
             linear = cast(DeferrableLinear, module)
             linear.gpipe_grad_queue, linear.keeps_cast, linear.kept_cast = None, False, None
@@ -54,9 +54,9 @@ def with_deferrable_linears(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def _has_hooks(linear: nn.Linear) -> bool:
-    """Whether hooks wait for the gradient of a parameter: autograd calls them, a deferred gradient does not."""
-    return any(parameter._backward_hooks for parameter in linear.parameters())
+def _is_special(parameter: nn.Parameter) -> bool:
+    """Whether hooks wait for its gradient, or its class may have a product of its own: a split product has neither."""
+    return bool(parameter._backward_hooks) or type(parameter) is not nn.Parameter
 
 
 class WeightGradStore:
@@ -152,6 +152,8 @@ class DeferrableLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., in) -> (..., out)."""
+        if any(_is_special(own) for own in self._parameters.values() if own is not None):  # torch.func.functional_call
+            return F.linear(x, self.weight, self.bias)
         is_mixed = torch.is_autocast_enabled(x.device.type)
         dtype = torch.get_autocast_dtype(x.device.type) if is_mixed else x.dtype  # of the product
         if not torch.is_grad_enabled():  # without keeps_cast, as in decoding, autocast keeps the cast
@@ -169,7 +171,7 @@ class _DeferrableLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, module: DeferrableLinear) -> Tensor:
         # a forward inside a backward recomputes, and may take gradients of its own by torch.autograd.grad
-        ctx.module, ctx.in_backward = module, module.adds_to_grad
+        ctx.module, ctx.in_backward = module, module.adds_to_grad or module.gpipe_grad_queue is not None
         with torch.autocast(x.device.type, enabled=False):
             factor, summand = module.values_in(x.dtype)
             ctx.save_for_backward(x, factor, weight, bias)
@@ -183,7 +185,7 @@ class _DeferrableLinear(torch.autograd.Function):
         if torch.is_grad_enabled():  # this gradient will be differentiated, so it depends on the weight itself
             factor = weight.to(x.dtype)
         input_grad = gradient @ factor if needs_x else None
-        if module.gpipe_grad_queue is not None:
+        if module.gpipe_grad_queue is not None and not ctx.in_backward:
             module.gpipe_grad_queue.append(lambda: _add(module, x, gradient))
             return input_grad, None, None, None
         bias_grad = gradient.sum(0).to(bias.dtype) if needs_bias else None

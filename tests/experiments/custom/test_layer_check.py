@@ -80,6 +80,45 @@ def shrinks_its_parameter(self, x):
     return torch.zeros_like(x)
 
 
+def replaces_its_parameter(self, x):
+    self.linear.weight = nn.Parameter(self.linear.weight.detach())
+    return x
+
+
+def freezes_its_parameter(self, x):
+    self.linear.weight.requires_grad_(False)
+    return x
+
+
+def makes_a_module(self, x):
+    self.late = nn.Linear(WIDTH, WIDTH, device=x.device)
+    return x
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + torch.randn_like(gradient)
+
+
+class Marked(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+class Clamps(nn.Module):
+    def forward(self, x):
+        return x.data.clamp_(-0.1, 0.1)
+
+
+class ForgetsToReturn(Layer):
+    def train(self, mode=True):
+        super().train(mode)
+
+
 def branches_on_values(self, x):
     return x if x.is_meta or x.sum() > 0 else -x
 
@@ -96,6 +135,8 @@ GOOD = {
     "integers": Layer(lambda self, x: (x > 0).long()),
     "what it saw last": Layer(lambda self, x: setattr(self, "last", x.detach()) or x),
     "a buffer, and what it saw last": Layer(lambda self, x: setattr(self, "last", x) or counts_in_a_buffer(self, x)),
+    "an LSTM": Layer(lambda self, x: self.lstm(x)[0], lstm=nn.LSTM(WIDTH, WIDTH)),
+    "a train that returns nothing": ForgetsToReturn(lambda self, x: x),
     "complex inside": Layer(lambda self, x: torch.fft.irfft(torch.fft.rfft(x), n=WIDTH)),
 }
 BAD = {
@@ -148,6 +189,18 @@ BAD = {
     "a parameter that changes": (
         check.keeps_its_parameters, Layer(shrinks_its_parameter), "changes its parameter linear.weight in a forward",
     ),
+    "a parameter that is another": (
+        check.keeps_its_parameters, Layer(replaces_its_parameter), "changes its parameter linear.weight in a forward",
+    ),
+    "a parameter that is frozen": (
+        check.keeps_its_parameters, Layer(freezes_its_parameter), "changes its parameter linear.weight in a forward",
+    ),
+    "a parameter made late": (
+        check.keeps_its_parameters, Layer(makes_a_module), "makes its parameter late.weight in a forward",
+    ),
+    "a draw in the backward": (
+        check.has_gradients, Layer(lambda self, x: Noise.apply(x)), "draws random numbers in its backward",
+    ),
     "a shape of evaluation": (
         check.evaluates_with_the_same_shapes, Layer(lambda self, x: x if self.training else x[:, :2]),
         "returns float32 (3, 2) in evaluation mode and float32 (3, 4) in training; make them equal",
@@ -165,6 +218,8 @@ BAD = {
     ),
     "fp16": (check.trains_its_parameters, nn.Linear(WIDTH, WIDTH).half(), "trains weight in float16"),
     "in place": (check.takes_its_inputs, nn.ReLU(inplace=True), "changes its inputs in place"),
+    "in place, by data": (check.takes_its_inputs, Clamps(), "changes its inputs in place", X.clone()),
+    "a tensor class": (check.returns_tensors, Layer(lambda self, x: x.as_subclass(Marked)), "returns a Marked"),
     "a dict": (check.returns_tensors, Layer(lambda self, x: {"x": x}), "returns a dict; it must return one tensor or"),
 }  # fmt: skip
 """Faults by name: the rule that finds them, the layer, what the rule says, and other inputs than ``X``."""

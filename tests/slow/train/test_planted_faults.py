@@ -23,7 +23,7 @@ from tests.suite.training.test_fingerprints import (
     gradients_kept,
     late_learning_rate,
     not_clipped,
-    sum_instead_of_mean,
+    summed_twice,
 )
 from tests.suite.training.work import trained
 
@@ -249,7 +249,7 @@ def all_faults():
 
 FAULTS = {name: (plant, found) for name, plant, found in all_faults()}
 OF_REPLICAS = {
-    "sum instead of mean": (sum_instead_of_mean, "layer 0 .*, whole gradient of"),
+    "summed twice": (summed_twice, "layer 0 .*, whole gradient of"),
     **{
         f"gradients of layer {layer} without {i}": (replica_lost(layer, i), rf"layer {layer} .*, whole gradient of")
         for layer in (1, 4)

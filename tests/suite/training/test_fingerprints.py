@@ -213,7 +213,7 @@ def weight_gradient_twice(patches):
     patches.wrap(stage.Stage, "forward_with_graph", hook)
 
 
-def sum_instead_of_mean(patches):
+def summed_twice(patches):
     def finish(original, own):
         found = original(own)
         for _, gradient in found:
@@ -278,7 +278,7 @@ def recorded(tmp_path_factory):
     reverse = ScheduleConfig("fill_drain", (1,))
     cases += [(f"{fault.__name__}, sums in reverse", 2, 1, reverse, fault) for fault in FAULTS]
     cases += [("seed in recomputes", 2, 1, ScheduleConfig("1f1b", (0,)), another_seed_in_recomputes)]
-    cases += [("sum instead of mean", 1, 2, IN_ORDER, sum_instead_of_mean)]
+    cases += [("summed twice", 1, 2, IN_ORDER, summed_twice)]
     run_processes(record, 2, folder, cases)
     return lambda name: RunFingerprints.read(folder / name)
 
@@ -319,7 +319,7 @@ def test_a_recompute_from_another_seed_is_named_as_one(recorded):
     assert "recomputes differ from their forwards, the first in b: step 1, layer 0" in next(found.lines())
 
 
-def test_a_sum_over_replicas_that_should_be_a_mean_is_found(recorded):
-    found = compare(recorded("alone"), recorded("sum instead of mean"), "fp32")
+def test_a_sum_over_replicas_that_is_twice_as_large_is_found(recorded):
+    found = compare(recorded("alone"), recorded("summed twice"), "fp32")
     assert not found.is_explained
     assert "layer 0 (Enter), whole gradient of" in "\n".join(found.lines())

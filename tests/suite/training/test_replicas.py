@@ -1,4 +1,4 @@
-"""Gradients averaged over replicas during the last backward: those of one process, whatever the schedule and ZeRO."""
+"""Gradients summed over replicas during the last backward: those of one process, whatever the schedule and ZeRO."""
 
 import pytest
 import torch

@@ -158,3 +158,48 @@ def test_a_layer_that_recomputes_in_its_backward_does_as_in_its_forward(reentran
     rows = "0F0 0F1 0I0 0W0 0B1"
     found, expected, _ = gradients_of(rows, lambda: [nn.Linear(5, 5), Recomputing(reentrant), nn.Linear(5, 4)])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+class Forces(nn.Module):
+    """Returns the gradient of what a linear layer makes of its input, computed again in its backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+
+    def reset_parameters(self):
+        self.linear.reset_parameters()
+
+    def forward(self, x):
+        return checkpoint(self.force, x, use_reentrant=False)
+
+    def force(self, x):
+        return torch.autograd.grad(torch.tanh(self.linear(x)).square().sum(), x, create_graph=True)[0]
+
+
+class Functional(Forces):
+    """Calls its linear layer with other weights."""
+
+    def forward(self, x):
+        return torch.func.functional_call(self.linear, {"weight": 2 * self.linear.weight}, (x,))
+
+
+@pytest.mark.parametrize("kind", [Forces, Functional])
+def test_a_gradient_inside_a_recompute_and_one_of_other_weights_are_not_deferred(kind):
+    found, expected, _ = gradients_of("0F0 0F1 0I0 0W0 0B1", lambda: [nn.Linear(5, 5), kind(), nn.Linear(5, 4)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+class Doubling(nn.Parameter):
+    """A weight with a product of its own."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        found = super().__torch_function__(function, types, arguments, keywords or {})
+        return 2 * found if function is nn.functional.linear else found
+
+
+def test_a_weight_with_a_product_of_its_own_keeps_it():
+    linear = nn.Linear(5, 5)
+    linear.weight = Doubling(linear.weight.detach())
+    assert type(with_deferrable_linears(linear)) is nn.Linear

@@ -1,0 +1,233 @@
+"""Layers that train: outputs, in-place operations, parameters, buffers, draws."""
+
+import random
+from collections import namedtuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
+
+# ------------------------------------------------------------------------------------------ outputs and operations
+
+Named = namedtuple("Named", "only")
+
+
+@layer()
+def adds_in_place(self, x):
+    y = self.inner(x)
+    y += 1
+    return y.tanh_()
+
+
+@layer()
+def changes_its_view(self, x):
+    y = self.inner(x)
+    y[:, :2].clamp_(-1, 1)
+    return y
+
+
+@layer()
+def expands(self, x):
+    return self.inner(x).mean(1, keepdim=True).expand(-1, W)
+
+
+@layer()
+def returns_a_transposed_view(self, x):
+    return self.inner(x).t().contiguous().t()
+
+
+@layer(inner=lambda: None)
+def returns_its_input(self, x):
+    return x
+
+
+@layer()
+def returns_a_list(self, x):
+    return [self.inner(x)]
+
+
+@layer()
+def returns_a_named_tuple(self, x):
+    return Named(self.inner(x))
+
+
+@layer(inner=lambda: None)
+def stops_the_gradient(self, x):
+    return x.detach()
+
+
+@layer()
+def mixes_rows(self, x):
+    return self.inner(x - x.mean(0)) * len(x)
+
+
+@layer()
+def attends_over_rows(self, x):
+    y = self.inner(x)
+    return torch.softmax(y @ y.t(), 1) @ y
+
+
+@layer()
+def is_complex_inside(self, x):
+    return torch.fft.irfft(torch.fft.rfft(self.inner(x)) * 1j, n=W)
+
+
+@layer()
+def computes_in_double(self, x):
+    return F.linear(x.double(), self.inner.weight.double()).float()
+
+
+@layer()
+def uses_autocast(self, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = self.inner(x)
+    return y.float()
+
+
+@layer()
+def depends_on_the_mode(self, x):
+    return self.inner(x) * (2 if self.training else 1)
+
+
+@layer()
+def takes_any_arguments(self, *inputs, scale=2.0, **others):
+    return self.inner(*inputs) * scale
+
+
+# ------------------------------------------------------------------------------------------ parameters and buffers
+
+
+class Subclass(nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+@layer(w=lambda: nn.Parameter(torch.randn(W, W).t()))
+def has_a_transposed_parameter(self, x):
+    return x @ self.w
+
+
+@layer(w=lambda: parameter(W, 0))
+def has_an_empty_parameter(self, x):
+    return torch.cat([self.inner(x), x @ self.w], 1)
+
+
+@layer(w=lambda: parameter(W))
+def has_an_unused_parameter(self, x):
+    return self.inner(x)
+
+
+@layer(w=lambda: parameter(W, W))
+def uses_a_parameter_twice(self, x):
+    return F.linear(torch.tanh(F.linear(self.inner(self.inner(x)), self.w)), self.w)
+
+
+@layer(w=lambda: Subclass(torch.randn(W)))
+def has_a_parameter_class(self, x):
+    return self.inner(x) * self.w
+
+
+@layer(w=lambda: nn.Parameter(torch.arange(W), requires_grad=False))
+def has_an_integer_parameter(self, x):
+    return self.inner(x)[:, self.w]
+
+
+@layer(w=lambda: nn.Parameter(torch.randn(W).half(), requires_grad=False))
+def has_frozen_fp16(self, x):
+    return self.inner(x) * self.w.float()
+
+
+@layer(w=lambda: nn.Parameter(torch.randn(W).double()))
+def has_a_double_parameter(self, x):
+    return (self.inner(x) * self.w).float()
+
+
+@layer(ws=lambda: nn.ParameterList([parameter(W), parameter(W)]), by_name=lambda: nn.ParameterDict({"a": parameter(W)}))
+def has_parameter_lists(self, x):
+    return self.inner(x) * self.ws[0] + self.ws[1] * self.by_name["a"]
+
+
+@layer(mask=lambda: torch.arange(W) % 2 == 0, scalar=lambda: torch.tensor(2.0))
+def has_odd_buffers(self, x):
+    return self.inner(x) * self.mask * self.scalar
+
+
+@production()
+def has_nothing_registered():
+    made = Layer(lambda self, x: self.inner(x) if self.none is None else x)
+    made.register_buffer("none", None)
+    made.register_parameter("nothing", None)
+    made.register_buffer("gone", torch.ones(W), persistent=False)
+    return [made]
+
+
+@layer(w=lambda: torch.ones(W, requires_grad=True))
+def has_a_buffer_with_gradient(self, x):
+    return self.inner(x) * self.w
+
+
+@production()
+def buffer_of_two_names():
+    made = Layer(lambda self, x: self.inner(x) * self.b, a=torch.full((1,), 0.5))
+    made.register_buffer("b", made.a)
+    return [made]
+
+
+@production()
+def parameters_in_one_memory():
+    flat = torch.randn(2 * W * W)
+    made = [Layer(lambda self, x: self.inner(x)) for _ in range(2)]
+    for at, each in enumerate(made):
+        each.inner.weight.data = flat[at * W * W :][: W * W].view(W, W)
+    return made
+
+
+@layer(replicas=1, count=lambda: torch.zeros(1))
+def counts_in_a_buffer(self, x):
+    self.count += 1
+    return self.inner(x) / self.count.clone()
+
+
+@layer(replicas=1, mean=lambda: torch.zeros(W))
+def averages_in_a_buffer(self, x):
+    self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+    return self.inner(x - self.mean)
+
+
+@layer(replicas=1, ema=lambda: torch.zeros(W, W))
+def follows_its_weight(self, x):
+    self.ema.lerp_(self.inner.weight.detach(), 0.1)
+    return self.inner(x) + x @ self.ema.clone()
+
+
+@layer(replicas=1, queue=lambda: torch.zeros(4, W), place=lambda: torch.zeros(1, dtype=torch.long))
+def keeps_a_queue(self, x):
+    self.queue = torch.cat([self.queue[1:], x.detach()[:1]])
+    self.place = (self.place + 1) % 4
+    return self.inner(x) + self.queue.mean(0)
+
+
+# ------------------------------------------------------------------------------------------ draws
+
+
+@layer()
+def drops(self, x):
+    return F.dropout(self.inner(x), 0.4, self.training)
+
+
+@layer()
+def draws_from_numpy(self, x):
+    return self.inner(x) * float(np.random.rand())
+
+
+@layer()
+def drops_itself(self, x):
+    return x if self.training and random.random() < 0.5 else self.inner(x)
+
+
+@layer()
+def seeds_itself(self, x):
+    torch.manual_seed(3)
+    return self.inner(x) + torch.rand_like(x)

@@ -1,0 +1,233 @@
+"""What layers compute that no pipeline repeats or sends, with a part of the sentence that says so."""
+
+import itertools
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+from tests.experiments.custom.grammar import Layer, W, layer, production
+
+CALLS = itertools.count(1)
+COUNTED = {"calls": 0}
+GLOBAL = nn.Linear(W, W)
+NO_TENSOR = "it must return one tensor or a tuple of tensors"
+AGAIN = "returns other values for the same inputs and seeds"
+
+
+# ------------------------------------------------------------------------------------------ outputs
+
+
+@layer(NO_TENSOR)
+def returns_nothing(self, x):
+    self.inner(x)
+
+
+@layer(NO_TENSOR)
+def returns_a_dict(self, x):
+    return {"x": self.inner(x)}
+
+
+@layer(NO_TENSOR)
+def returns_a_number_too(self, x):
+    return self.inner(x), 3.0
+
+
+@layer(NO_TENSOR)
+def returns_nested_tuples(self, x):
+    return self.inner(x), (x,)
+
+
+@layer("a sparse tensor, not a dense one")
+def returns_a_sparse_tensor(self, x):
+    return self.inner(x).to_sparse()
+
+
+@layer("a tensor of complex64")
+def returns_a_complex_tensor(self, x):
+    return torch.fft.fft(self.inner(x))
+
+
+@layer("must not depend on values")
+def returns_some_rows(self, x):
+    return self.inner(x)[x[:, 0] > 0]
+
+
+@layer("must not depend on values")
+def asserts_values(self, x):
+    y = self.inner(x)
+    assert y.isfinite().all()
+    return y
+
+
+@layer("must be a parameter or a buffer")
+def makes_a_tensor_elsewhere(self, x):
+    return self.inner(x) * torch.arange(float(W))
+
+
+@layer("nothing trains them")
+def detaches(self, x):
+    return self.inner(x).detach()
+
+
+@layer("cannot take")
+def retains_gradients(self, x):
+    y = self.inner(x)
+    y.retain_grad()
+    return y
+
+
+@layer("in evaluation mode")
+def returns_less_in_evaluation(self, x):
+    return self.inner(x) if self.training else self.inner(x)[:, :3]
+
+
+@production("has no attribute 'extra'")
+def a_tensor_with_an_attribute():
+    def gives(self, x):
+        y = self.inner(x)
+        y.extra = 2.0
+        return y
+
+    return [(Layer(gives), Layer(lambda self, x: self.inner(x) * x.extra))]
+
+
+class Marked(torch.Tensor):
+    """A tensor with a method."""
+
+    def doubled(self):
+        return 2 * self
+
+
+@layer("does not run on tensors without values")
+def uses_a_tensor_class(self, x):
+    return self.inner(x).as_subclass(Marked).doubled().as_subclass(torch.Tensor)
+
+
+@layer("does not run on tensors without values", eye=lambda: torch.eye(W))
+def is_sparse_inside(self, x):
+    return torch.sparse.mm(self.eye.to_sparse(), self.inner(x).t()).t()
+
+
+@production("a Marked")
+def a_tensor_of_a_class():
+    first = Layer(lambda self, x: self.inner(x).as_subclass(Marked))
+    return [(first, Layer(lambda self, x: self.inner(x.doubled().as_subclass(torch.Tensor))))]
+
+
+# ------------------------------------------------------------------------------------------ in place
+
+
+@layer("changes its inputs in place")
+def changes_its_input(self, x):
+    return self.inner(x.add_(1))
+
+
+@layer("changes its inputs in place")
+def changes_a_view_of_its_input(self, x):
+    x.view(-1)[:3].zero_()
+    return self.inner(x)
+
+
+@layer("changes its inputs in place")
+def changes_the_data_of_its_input(self, x):
+    x.data.clamp_(-0.1, 0.1)
+    return self.inner(x)
+
+
+@layer("changes its parameter inner.weight in a forward")
+def clips_its_weight(self, x):
+    self.inner.weight.data.clamp_(-0.1, 0.1)
+    return self.inner(x)
+
+
+@layer("in a forward", table=lambda: nn.Embedding.from_pretrained(torch.ones(4, W), freeze=False, max_norm=0.5))
+def bounds_an_embedding(self, x):
+    return self.inner(x) + self.table((x > 0).sum(1) % 4)
+
+
+@layer("in a forward")
+def replaces_a_parameter(self, x):
+    self.inner.weight = nn.Parameter(self.inner.weight.detach())
+    return self.inner(x)
+
+
+@layer("in a forward", late=lambda: None)
+def makes_a_module_at_first(self, x):
+    if self.late is None:
+        self.late = nn.Linear(W, W, device=x.device)
+    return self.late(self.inner(x))
+
+
+@layer("in a forward")
+def freezes_itself(self, x):
+    self.inner.weight.requires_grad_(False)
+    return self.inner(x)
+
+
+# ------------------------------------------------------------------------------------------ state and draws
+
+
+@layer(AGAIN, calls=lambda: 1)
+def counts_its_calls(self, x):
+    self.calls += 1
+    return self.inner(x) / self.calls
+
+
+@layer(AGAIN, last=lambda: None)
+def remembers(self, x):
+    y = self.inner(x) if self.last is None else self.inner(x) + self.last
+    self.last = x.detach().mean(0)
+    return y
+
+
+@layer(AGAIN)
+def counts_outside(self, x):
+    return self.inner(x) / next(CALLS)
+
+
+@layer(AGAIN)
+def counts_in_a_global(self, x):
+    COUNTED["calls"] += 1
+    return self.inner(x) / COUNTED["calls"]
+
+
+@layer(AGAIN)
+def reads_the_clock(self, x):
+    return self.inner(x) * (time.perf_counter() % 1)
+
+
+@layer(AGAIN, own=torch.Generator)
+def draws_from_a_generator(self, x):
+    return self.inner(x) + torch.rand(1, generator=self.own)
+
+
+@layer(AGAIN, own=lambda: np.random.default_rng(0))
+def draws_from_a_numpy_generator(self, x):
+    return self.inner(x) * self.own.random()
+
+
+@layer(AGAIN)
+def asks_whether_there_is_a_graph(self, x):
+    return self.inner(x) * (2 if torch.is_grad_enabled() else 1)
+
+
+class Noise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + torch.randn_like(gradient) * 0.1
+
+
+@layer("backward")
+def draws_in_its_backward(self, x):
+    return Noise.apply(self.inner(x))
+
+
+@layer("does not work with micro-batches", norm=lambda: nn.BatchNorm1d(W))
+def has_a_batch_norm(self, x):
+    return self.norm(self.inner(x))

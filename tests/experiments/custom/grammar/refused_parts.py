@@ -1,0 +1,226 @@
+"""Parameters that cannot be trained, and what copies of layers would part, with a part of the sentence that says so."""
+
+import threading
+import weakref
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
+
+GLOBAL = nn.Linear(W, W)
+
+# ------------------------------------------------------------------------------------------ parameters
+
+
+@layer("in float16", w=lambda: nn.Parameter(torch.ones(W).half()))
+def trains_fp16(self, x):
+    return self.inner(x) * self.w
+
+
+@layer("has the complex parameter w", w=lambda: nn.Parameter(torch.ones(W, dtype=torch.complex64)))
+def trains_complex(self, x):
+    return (self.inner(x) * self.w).real
+
+
+@layer("has the parameter w without an axis", w=lambda: nn.Parameter(torch.tensor(0.5)))
+def trains_a_scalar(self, x):
+    return self.inner(x) * self.w
+
+
+@layer("has sparse gradients of", table=lambda: nn.Embedding(7, W, sparse=True))
+def has_sparse_gradients(self, x):
+    return self.inner(x) + self.table((x > 0).sum(1))
+
+
+@layer("without shapes", late=lambda: nn.LazyLinear(W))
+def has_no_shapes(self, x):
+    return self.late(self.inner(x))
+
+
+@layer("is not a number", w=lambda: nn.Parameter(torch.full((W,), torch.nan)))
+def has_no_numbers(self, x):
+    return self.inner(x) * self.w
+
+
+@layer("that can be trained", eye=lambda: torch.eye(W).to_sparse())
+def has_a_sparse_buffer(self, x):
+    return self.inner(x) @ self.eye
+
+
+@production("one parameter has several names")
+def parameter_of_two_names():
+    made = Layer(lambda self, x: self.inner(self.same(x)))
+    made.same = made.inner
+    return [made]
+
+
+@production("two tensors over one memory")
+def tied_by_data():
+    first, last = nn.Linear(W, W), nn.Linear(W, W)
+    last.weight.data = first.weight.data
+    return [first, last]
+
+
+@production("two tensors over one memory")
+def buffer_over_a_parameter():
+    made = Layer(lambda self, x: self.inner(x) @ self.ema)
+    made.register_buffer("ema", made.inner.weight.data)
+    return [made]
+
+
+# ------------------------------------------------------------------------------------------ what a copy parts
+
+
+@production("without registering it")
+def holds_a_module():
+    return [Layer(lambda self, x: self.parts[0](self.inner(x)), parts=[nn.Linear(W, W)])]
+
+
+@production("without registering it")
+def holds_a_trained_tensor():
+    made = Layer(lambda self, x: self.inner(x) * self.w)
+    made.w = torch.ones(W, requires_grad=True)
+    return [made]
+
+
+@production("of layer")
+def holds_another_layer():
+    other = nn.Linear(W, W)
+    return [other, Layer(lambda self, x: self.inner(x) @ self.others["other"].weight, others={"other": other})]
+
+
+@production("in a function")
+def captures_itself():
+    made = Layer(None)
+    made.run = lambda self, x: made.inner(x)
+    return [made]
+
+
+@layer("by the global GLOBAL")
+def uses_a_global(self, x):
+    return self.inner(x) + GLOBAL(x)
+
+
+@production("by the class attribute w")
+def has_a_trained_class_attribute():
+    made = type("Made", (nn.Module,), {"w": parameter(W), "forward": lambda self, x: x * self.w})
+    return [made()]
+
+
+@production("copy")
+def knows_its_parent_weakly():
+    made = Layer(lambda self, x: self.child(x), child=Layer(lambda self, x: x @ self.parent().inner.weight))
+    made.child.parent = weakref.ref(made)
+    return [made]
+
+
+@production("without registering it")
+def knows_its_parent_by_proxy():
+    made = Layer(lambda self, x: self.child(x), child=Layer(lambda self, x: x @ self.parent.inner.weight))
+    made.child.parent = weakref.proxy(made)
+    return [made]
+
+
+@production("cannot be copied")
+def has_a_lock():
+    return [Layer(lambda self, x: self.inner(x), lock=threading.Lock())]
+
+
+@production("cannot be copied")
+def has_a_python_module():
+    return [Layer(lambda self, x: self.inner(x), torch=torch)]
+
+
+class NeverCopied(Layer):
+    def __deepcopy__(self, memo):
+        return self
+
+
+@production("copy")
+def its_copy_is_itself():
+    return [NeverCopied(lambda self, x: self.inner(x))]
+
+
+class CopiesItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(W, W)
+
+    def __deepcopy__(self, memo):
+        made = memo[id(self)] = CopiesItself()
+        made.inner.load_state_dict(self.inner.state_dict())
+        return made
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@production("copy")
+def copies_itself():
+    return [CopiesItself()]
+
+
+class Slots(nn.Module):
+    __slots__ = ("scale",)
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.scale = nn.Linear(W, W), 2.0
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+@production("no attribute 'scale'")
+def module_with_slots():
+    return [Slots()]
+
+
+@production("which another layer has too")
+def shares_a_changing_buffer():
+    count = torch.zeros(1)
+
+    def counts(self, x):
+        self.count += 1
+        return self.inner(x)
+
+    return [Layer(counts, count=count), Layer(counts, count=count)]
+
+
+@production("has no values")
+def meta_without_reset():
+    with torch.device("meta"):
+        return [Layer(lambda self, x: self.inner(x) * self.w, w=nn.Parameter(torch.empty(W)))]
+
+
+@production("tensors on the meta device")
+def partly_on_meta():
+    return [Layer(lambda self, x: self.w(self.inner(x)), w=nn.Linear(W, W, device="meta"))]
+
+
+@production("not linear in the gradient", changes=True)
+def clamps_a_gradient(linear):
+    if linear.weight.requires_grad:
+        linear.weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+
+
+@production("after its gradient is accumulated", changes=True)
+def hooks_after_accumulation(linear):
+    if linear.weight.requires_grad:
+        linear.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5))
+
+
+@production("do not match")
+def a_skip_without_an_end():
+    made = Layer(lambda self, x: (self.inner(x), x))
+    made.gpipe_stashes = ("lost",)
+    return [made]
+
+
+@production("such as gpipe_stashes")
+def a_skip_named_wrongly():
+    made = Layer(lambda self, x: (self.inner(x), F.relu(x)))
+    made.gpipe_stashes = "skip"
+    return [made]

@@ -1,0 +1,19 @@
+"""A model out of odd layers trains as plain PyTorch trains the user's own objects, or one sentence refuses it.
+
+RANDOM_LAYERS=300 pytest -n 0 --timeout 0 tests/experiments/custom/test_grammar.py      so many models
+"""
+
+import os
+from collections import Counter
+
+from tests.experiments.custom.grammar import draw
+from tests.experiments.custom.grammar_run import outcomes
+
+COUNT = int(os.environ.get("RANDOM_LAYERS", "50"))
+
+
+def test_models_train_as_plain_pytorch_or_are_refused_in_one_sentence():
+    found = outcomes([f"{draw.__name__}:seed_{seed}" for seed in range(COUNT)])
+    counts = Counter(said.split(":")[0] for said in found.values())
+    assert not {source: said for source, said in found.items() if said.split(":")[0] not in ("trained", "refused")}
+    assert counts["trained"] > COUNT / 2, counts
