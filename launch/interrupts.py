@@ -4,7 +4,7 @@ SIGINT or SIGTERM --> main thread        kills plain worker processes; KeyboardI
                   \\-> thread "interrupt"  ends the process if the main thread has not unwound after UNWIND_S: a library
                                          may block it, or swallow the KeyboardInterrupt
 
-Later signals have no effect. At the end all descendants of the process that are still alive are killed.
+Later signals have no effect. At the end of an interrupted command all its descendants are killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -142,8 +142,8 @@ def _on_signal(number: int, frame: object) -> None:
     threading.excepthook = lambda _: None
     if not _in_command:
         kill_children_and_exit()
-    with suppress(Exception):
-        kill_workers(server=True)
+    with suppress(Exception):  # also the forkserver, which would report a closed pipe as a failure
+        kill(lambda _: [process for server in _servers() for process in (server, *_below(server))])
     raise KeyboardInterrupt
 
 
@@ -156,13 +156,26 @@ def _enforce(signals: int) -> None:
         kill_children_and_exit()
 
 
-def kill_workers(server: bool = False) -> None:
-    """Kills the workers and all that they have started; the forkserver adopts what a dead worker left. wandb's writer
-    ends by itself, once it has written all. With ``server`` also these two: they would report consequences of an
-    interrupt, such as a closed pipe, as failures."""
-    servers = [child for child in psutil.Process().children() if _runs(child, "multiprocessing.forkserver")]
-    below: Callable[[], list[psutil.Process]] = lambda: [p for one in servers for p in one.children(recursive=True)]  # noqa: E731
-    kill(lambda _: [*below(), *servers] if server else [each for each in below() if not _runs(each, "wandb-core")])
+def workers() -> list[psutil.Process]:
+    """Returns the children of this process's forkserver, also those that it adopted from a dead worker."""
+    return [child for server in _servers() for child in _below(server, recursive=False)]
+
+
+def kill_workers(spared: Collection[int | None] = ()) -> None:
+    """Kills all ``workers`` but the ``spared``, by pid, and all that they have started. wandb's writer ends by itself,
+    once it has written all."""
+    own = [worker for worker in workers() if worker.pid not in spared]
+    kill(lambda _: [p for worker in own for p in (worker, *_below(worker)) if not _runs(p, "wandb-core")])
+
+
+def _servers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if _runs(child, "multiprocessing.forkserver")]
+
+
+def _below(process: psutil.Process, recursive: bool = True) -> list[psutil.Process]:
+    with suppress(psutil.Error):  # it has ended
+        return list(process.children(recursive=recursive))
+    return []
 
 
 def kill(find: Callable[[psutil.Process], list[psutil.Process]] = lambda this: this.children(recursive=True)) -> None:

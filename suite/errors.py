@@ -44,10 +44,6 @@ class PlacementError(SuiteError):
     """The available devices cannot run the request."""
 
 
-class DeviceError(SuiteError):
-    """A device computes wrong numbers."""
-
-
 class BusyError(PlacementError):
     """The cluster has the devices, but other runs hold them now."""
 

@@ -73,7 +73,8 @@ def returns_tensors(trial: Trial) -> str:
         if found:
             return f"returns {found}{' among its outputs' if is_several else ''}; {_TENSORS}"
     if len(outputs) <= len(stashes):
-        return f"returns {len(outputs)} tensors; {_TENSORS}, then what it stashes: {', '.join(stashes)}"
+        count = {0: "no tensors", 1: "one tensor"}.get(len(outputs), f"{len(outputs)} tensors")
+        return f"returns {count}; {_TENSORS}{', then what it stashes: ' * bool(stashes)}{', '.join(stashes)}"
     return ""
 
 
@@ -108,7 +109,16 @@ def keeps_its_parameters(trial: Trial) -> str:
 def forgets_other_rows(trial: Trial) -> str:
     """What it remembers in attributes does not reach another micro-batch."""
     others = [tensor.flip(0 if len(tensor) > 1 else -1) if tensor.dim() else tensor for tensor in trial.inputs]
-    if trial.changed_attributes and not equal(trial.first, trial.fresh(tuple(others), trial.inputs)):
+    changes = " and ".join(trial.changed_attributes)
+    if not changes:
+        return ""
+    try:
+        after = trial.fresh(tuple(others), trial.inputs)
+    except Exception as error:
+        return (
+            f"{' and '.join(trial.changed_attributes)}, and fails after other rows ({typed_line(error)}); {KEEP_STATE}"
+        )
+    if not equal(trial.first, after):
         return f"{' and '.join(trial.changed_attributes)}, and returns other values after other rows; {KEEP_STATE}"
     return ""
 
@@ -188,21 +198,22 @@ def find_refusal(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, 
     def ready(layer: nn.Module) -> nn.Module:
         return by_micro_batch(initialised(layer))
 
-    shared, outputs = _shared_buffers(layers), dict[int, Tensors]()
+    shared, outputs, changed = _shared_buffers(layers), dict[int, Tensors](), dict[int, list[str]]()
     for index, trial in trials(layers, inputs, ready):
+        name = name_of(index, layers[index])
         if isinstance(trial, int):
-            outputs[index] = outputs[trial]
-            continue
-        name, fault = name_of(index, layers[index]), refusal(trial)
-        if fault:  # again, because sums of several threads may be in another order on a busy machine
-            with one_thread():
-                fault = refusal(Trial(ready(layers[index]), trial.kept, trial.taken))
-        if fault:
-            return f"{name} {fault}"
-        for buffer in _changed_in_training(trial):
+            outputs[index], changed[index] = outputs[trial], changed[trial]
+        else:
+            fault = refusal(trial)
+            if fault:  # again, because sums of several threads may be in another order on a busy machine
+                with one_thread():
+                    fault = refusal(Trial(ready(layers[index]), trial.kept, trial.taken))
+            if fault:
+                return f"{name} {fault}"
+            outputs[index], changed[index] = trial.first, [*_changed_in_training(trial)]
+        for buffer in changed[index]:
             if (index, buffer) in shared:
                 return f"{name} changes its buffer {buffer}, whose memory another layer has too; give each its own"
-        outputs[index] = trial.first
     return _loss_fault(loss, outputs.get(len(layers) - 1, inputs), targets)
 
 

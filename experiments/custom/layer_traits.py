@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from experiments.custom.trial import CPU, KEEP_STATE, SEED, Trial, equal, same_bits, trials
+from experiments.custom.trial import CPU, KEEP_STATE, ROUNDING, SEED, Trial, equal, same_bits, trials
 from suite.device import one_thread
 from suite.errors import typed_line
 from suite.pipeline.model.layers import Tensors, materialize
@@ -91,18 +91,19 @@ def find_traits(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, t
         for index, trial in trials(layers, inputs, partial(materialize, seed=SEED, device=CPU)):
             if index == last and getattr(layers[index], "gpipe_score", None):
                 break
-            if isinstance(trial, int):
-                outputs[index], traits = outputs[trial], found[trial][1] if trial in found else []
-            else:
-                outputs[index] = trial.first
-                try:
-                    traits = traits_of(trial, rows)
-                except Exception as error:  # of the user's code
-                    traits = [Trait(f"cannot be tried alone ({typed_line(error)})")]
-            if index == last:
-                traits = [*traits, *loss_traits(loss, (*outputs[index], *targets), rows)]
+            try:
+                if isinstance(trial, int):
+                    outputs[index], traits = outputs[trial], found[trial][1] if trial in found else []
+                else:
+                    outputs[index], traits = trial.first, traits_of(trial, rows)
+                if index == last:
+                    traits = [*traits, *loss_traits(loss, (*outputs[index], *targets), rows)]
+            except Exception as error:  # of the user's code
+                traits = [Trait(f"cannot be tried alone ({typed_line(error)})")]
             if traits:
                 found[index] = type(layers[index]).__name__, traits
+            if index not in outputs:
+                break
     return found
 
 
@@ -112,6 +113,8 @@ def loss_traits(loss: nn.Module, tensors: Tensors, rows: int) -> Iterator[Trait]
     half = rows // 2
     parts = (torch.arange(rows), torch.arange(half), torch.arange(half, rows)) if half else ()
     sums = [float(loss(*_rows_of(tensors, rows, part))[0]) for part in parts]
+    if sums and sums[0] != float(loss(*tensors)[0]):  # it draws random numbers
+        return
     if sums and abs(sums[0] - sums[1] - sums[2]) > 100 * ROUNDING * max(map(abs, sums)):
         totals = "{:.4g} for {} rows, {:.4g} and {:.4g} for their halves".format(sums[0], rows, *sums[1:])
         remedy = "return a mean over rows, or give units (docs/own-model.md)"

@@ -260,7 +260,7 @@ def save_causal_lm(folder: Path, layers: Sequence[nn.Module], read: Callable[[in
         if index < last and sum(tensor.nbytes for tensor in shard.values()) < SHARD_BYTES:
             continue
         is_whole = index == last and not places
-        file = "model.safetensors" if is_whole else f"model-{index + 1:05}-of-{len(layers):05}.safetensors"
+        file = "model.safetensors" if is_whole else f"model-{index + 1:05}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
         places |= dict.fromkeys(shard, file)
         total += sum(tensor.nbytes for tensor in shard.values())

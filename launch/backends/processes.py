@@ -56,6 +56,9 @@ SOCKET = "/pymp-12345678/listener-12345678"
 STORE_S = 300
 """Seconds for a worker to connect to the rendezvous store."""
 
+_workers = set[int | None]()
+"""The workers of all calls that run now, by pid."""
+
 FORKSERVER_END_S = 1.0
 """Seconds from the end of the forkserver's pipes to its exit."""
 
@@ -90,14 +93,18 @@ def run_processes(
             context.Process(target=_call, args=(target, rank, world, rendezvous, results, args))
             for rank in range(world)
         ]
+        others = {worker.pid for worker in interrupts.workers()}
         try:
             _start_server()
             for process in processes:
                 process.start()
+                _workers.add(process.pid)
             return _collect(processes, results, time.monotonic() + deadline_s, should_stop)
         finally:
-            interrupts.kill_workers()
-            for process in (started for started in processes if started.ident is not None):
+            started = [process for process in processes if process.ident is not None]
+            _workers.difference_update(process.pid for process in started)
+            interrupts.kill_workers({*others, *_workers})  # not the user's own, nor those of a call in another thread
+            for process in started:
                 process.join(10)
             results.close()
 

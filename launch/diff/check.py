@@ -182,7 +182,7 @@ def _conclude(results: Mapping[str, _Trained | None], plain: RunFolder, console:
         remove_run(plain)
         buffers = {one.key[2:]: one.key[2] for _, comparison in trained.values() for one in comparison.other_buffers}
         layers = ", ".join(map(str, sorted(set(buffers.values()))))
-        but = f", but for {len(buffers)} buffers, which evaluation may use, of layers {layers}" if buffers else ""
+        but = f", but for {len(buffers)} buffers (layer {layers}), which evaluation may use" if buffers else ""
         console.print(f"all {len(results)} are the same training as plain PyTorch{but}")
         return True
     fail = f", and {failed} fail" if failed else ""

@@ -248,7 +248,7 @@ def run_at(requested: str) -> RunFolder | None:
 def closest_runs(requested: str, known: Sequence[str]) -> str:
     """Returns which runs have a similar name, or, because there may be hundreds, the command that lists them."""
     hint = nearest(requested, known)
-    return hint if hint.startswith("did you mean") else f"{command('runs')} lists the {len(known)} that there are"
+    return hint if hint.startswith("did you mean") else f"{command('runs')} lists all {len(known)}"
 
 
 def _only_run_in(folder: Path) -> RunFolder:

@@ -31,7 +31,7 @@ class AttemptLog:
         return self._last
 
     def note(self, **figures: float) -> None:
-        """Records figures of the last attempt, if ``attempt`` is one of them, otherwise of the command before it."""
+        """Records figures: of an attempt if they include its number as ``attempt``, otherwise of the command."""
         self._append({name: round(value, 3) for name, value in figures.items()})
 
     def end(self, number: int, watchdog: Watchdog, outcome: str, cause: Cause | None = None) -> None:

@@ -106,7 +106,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         _check_profile(before, chosen, checkpoints[0].step)
         old, new = (learning_rate(checkpoints[0].step, of.optimizer) for of in (before, chosen))
         if new > old:
-            console.print(f"the learning rate goes on at {new:.3g}, by the settings until now at {old:.3g}")
+            console.print(f"the learning rate continues at {new:.3g}; by the settings until now it would be {old:.3g}")
         if chosen.task == "custom":  # the settings determine any other model, and the run has them
             check_model(checkpoints[0], layers)
     backend = select_backend(launcher)

@@ -20,16 +20,18 @@ def main(name: str) -> int:
     if not name:
         console.print(benchmarks())
         return 0
-    if name == PREDICTION:
-        table = prediction_table(console.print)
-        console.print(table.rich_table() if console.is_terminal else table.markdown())
-        console.print(f"written: {', '.join(map(str, table.write(FOLDER)))}")
-        return 0
     try:
+        if name == PREDICTION:
+            table = prediction_table(console.print)
+            console.print(table.rich_table() if console.is_terminal else table.markdown())
+            console.print(f"written: {', '.join(map(str, table.write(FOLDER)))}")
+            return 0
         wrong = bench(name, console)
     except SuiteError as error:
         errors.print(f"error: {error}", markup=False)
         return 2
+    except KeyboardInterrupt:
+        return 130
     for sentence in wrong:
         errors.print(f"wrong: {sentence}", markup=False)
     return 1 if wrong else 0

@@ -1,6 +1,6 @@
 """``make gpu-check``: the first hour on a new machine. Are GPUs correct, do a step's time and memory match the plan?
 
-``python -m tests.gpu`` runs from a checkout with torch, numpy and pydantic alone, without the parts that take
+``python -m tests.gpu`` runs from a checkout with torch, numpy, pydantic and psutil alone, without the parts that take
 DeepSpeed. It needs no data. Results are in ``runs/gpu-check``.
 """
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.errors import DeviceError, PlacementError, SettingError, SuiteError
+from suite.errors import PlacementError, SettingError, SuiteError
 from suite.paths import write_atomically
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from tests.gpu.work import Sizes
 
 FOLDER = Path(os.environ.get("GPIPE_STORAGE", "")) / "runs" / "gpu-check"
-NEEDED = ("torch", "numpy", "pydantic")
+NEEDED = ("torch", "numpy", "pydantic", "psutil")
+
+
+class DeviceError(SuiteError):
+    """A device computes wrong numbers."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def find_machine(kind: str) -> Cluster:
 def run_part(part: Part, sizes: Sizes, machine: Cluster) -> Record:
     """Returns the record of a part; its ``status`` is done, skipped or failed."""
     if part.needs_deepspeed and importlib.util.find_spec("deepspeed") is None:
-        why = f"a run's {part.name} is DeepSpeed's, and it is not installed; make help installs it"
+        why = f"a run's {part.name} is DeepSpeed's, and it is not installed: pip install deepspeed"
         return {"status": "skipped", "reason": why}
     begin = time.monotonic()
     try:

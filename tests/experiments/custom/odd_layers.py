@@ -420,6 +420,11 @@ def overlapping_buffers():
     return spec(nn.Linear(W, W), Counts(memory[:3]), Counts(memory[2:]), nn.Linear(W, 3))
 
 
+def buffer_of_equal_layers():
+    memory = torch.zeros(4)
+    return spec(nn.Linear(W, W), Counts(torch.zeros(4)), Counts(memory), Counts(memory), nn.Linear(W, 3))
+
+
 def constant_on_meta():
     torch.manual_seed(0)
     layer = nn.Linear(W, W)
@@ -481,6 +486,7 @@ REFUSED = {
     bounded_hook: "layer 2 (Linear) has a hook on weight that is not linear in the gradient",
     shared_norm: "layer 1 (Sequential) changes its buffer 0.running_mean, whose memory another layer has too",
     overlapping_buffers: "layer 1 (Counts) changes its buffer count, whose memory another layer has too",
+    buffer_of_equal_layers: "layer 2 (Counts) changes its buffer count, whose memory another layer has too",
     computed_before: "layer 1 (Transposed) holds in weight a tensor that was computed from parameters",
     constant_on_meta: "layer 1: its table is on the meta device, and others of its tensors are not; give it values",
     meta_integers: "layer 1 (Places): its ids has no values",

@@ -58,6 +58,13 @@ def adds_its_first_rows(self, x):
     return x + self.cache[0]
 
 
+def takes_its_first_rows(self, x):
+    self.cache.append(x.detach())
+    if not torch.equal(self.cache[0], x):
+        raise ValueError("other rows")
+    return x
+
+
 def only_once(self, x):
     if self.calls:
         raise KeyError("again")
@@ -209,8 +216,12 @@ BAD = {
         check.evaluates_with_the_same_shapes, Layer(lambda self, x: x if self.training else x @ x),
         "fails in evaluation mode",
     ),
+    "a cache that does not fit other rows": (
+        check.forgets_other_rows, Layer(takes_its_first_rows, cache=[]), "fails after other rows (ValueError:",
+    ),
+    "no tensors": (check.returns_tensors, Layer(lambda self, x: ()), "returns no tensors; it must return one"),
     "a cache of one row": (check.forgets_other_rows, Layer(adds_its_first_rows, cache=[]), "after other rows", X[:1]),
-    "a branch on values": (check.runs_without_values, Layer(branches_on_values), "must not depend on values"),
+    "a branch on values": (check.runs_without_values, Layer(branches_on_values), "does not run on tensors without"),
     "a shape by values": (check.runs_without_values, Layer(lambda self, x: x[x > 0]), "must not depend on values"),
     "sparse gradients": (
         check.has_gradients, nn.Embedding(10, WIDTH, sparse=True),

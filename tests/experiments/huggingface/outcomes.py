@@ -75,9 +75,7 @@ def outcome(folder, out):
     config = json.loads((out / "config.json").read_text())
     if config.get("dtype", config.get("torch_dtype")) != "float32":
         return "FAULT: the export's dtype", str(config.get("dtype"))
-    known = (
-        r"((generation_|tokenizer_)?config|tokenizer|model\.safetensors\.index)\.json|model(-\d+-of-\d+)?\.safetensors"
-    )
+    known = r"((generation_|tokenizer_)?config|tokenizer|model\.safetensors\.index)\.json|model(-\d+)?\.safetensors"
     if strange := [path.name for path in out.iterdir() if not re.fullmatch(known, path.name)]:
         return "FAULT: the export has files of others", str(strange)
     return ("works" if expected is not None else "works, transformers does not"), ""

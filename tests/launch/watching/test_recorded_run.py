@@ -166,7 +166,7 @@ def test_runs_lists_newest_first_and_filters_by_name(run):
         out = gpipe_here(".", "runs", "/ol")
         assert f"{NAME}/old" in out
         assert run.path.name not in out
-        assert "no run is called 't12'; make runs lists the 2 that there are" in refusal("runs", "t12")
+        assert "no run is called 't12'; make runs lists all 2" in refusal("runs", "t12")
     finally:
         shutil.rmtree(old.path)
 
@@ -234,7 +234,7 @@ def test_a_scored_run_shows_translations_beside_their_references(run):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("report", "--run", "nothing"), ("no run 'nothing'", "make runs lists the 1 that there are")),
+        (("report", "--run", "nothing"), ("no run 'nothing'", "make runs lists all 1")),
         (("watch", "t24_1_3b_wid/x"), ("no run 't24_1_3b_wid/x'",)),
         (("report", "--run", "runs/begun"), ("runs/begun has no experiment.toml: no run started there",)),
         (("report", "depth_width", "--run", "x"), ("both the sweep 'depth_width' and --run are given",)),
