@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1452,
-    "launch/backends": 1716,
+    "launch": 1465,
+    "launch/backends": 1720,
     "launch/diagnostics": 1185,
-    "launch/diff": 958,
+    "launch/diff": 959,
     "launch/inference": 1200,
     "launch/jobs": 1435,
     "launch/planning": 547,
@@ -28,7 +28,7 @@ BUDGETS = {
     "launch/worker": 1877,
     "experiments": 119,
     "experiments/base": 1193,
-    "experiments/custom": 1930,
+    "experiments/custom": 1967,
     "experiments/huggingface": 410,
     "experiments/images": 275,
     "experiments/language_model": 232,
@@ -39,7 +39,7 @@ BUDGETS = {
     "experiments/tables": 626,
     "experiments/translation": 454,
     "models": 1243,
-    "suite": 858,
+    "suite": 854,
     "suite/data": 3578,
     "suite/decoding": 477,
     "suite/evaluation": 449,
@@ -47,7 +47,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3957,
     "suite/pipeline/runtime": 2498,
     "suite/pipeline/schedule": 1619,
-    "suite/training": 3943,
+    "suite/training": 3941,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

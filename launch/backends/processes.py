@@ -56,8 +56,7 @@ SOCKET = "/pymp-12345678/listener-12345678"
 STORE_S = 300
 """Seconds for a worker to connect to the rendezvous store."""
 
-_workers = set[int | None]()
-"""The workers of all calls that run now, by pid."""
+_workers = set[int | None]()  # of all calls that run now, by pid
 
 FORKSERVER_END_S = 1.0
 """Seconds from the end of the forkserver's pipes to its exit."""
@@ -89,10 +88,8 @@ def run_processes(
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = f"file://{folder}/rendezvous"
-        processes: list[BaseProcess] = [
-            context.Process(target=_call, args=(target, rank, world, rendezvous, results, args))
-            for rank in range(world)
-        ]
+        tasks = [(target, rank, world, rendezvous, results, args) for rank in range(world)]
+        processes: list[BaseProcess] = [context.Process(target=_call, args=task) for task in tasks]
         others = {worker.pid for worker in interrupts.workers()}
         try:
             _start_server()
