@@ -44,7 +44,7 @@ BUDGETS = {
     "suite/decoding": 477,
     "suite/evaluation": 449,
     "suite/pipeline/model": 1179,
-    "suite/pipeline/planning": 3957,
+    "suite/pipeline/planning": 3958,
     "suite/pipeline/runtime": 2498,
     "suite/pipeline/schedule": 1619,
     "suite/training": 3941,

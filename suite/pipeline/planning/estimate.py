@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,7 +146,7 @@ def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_
         tensor.grad = None
     op_cost.settle()
     base = op_cost.alive
-    deferred = weight_grads.run_deferred(lambda: torch.autograd.backward(*_backward(run())))
+    deferred = weight_grads.run_deferred(partial(torch.autograd.backward, *_backward(run())))
     for tensor in inputs:
         tensor.grad = None
     op_cost.settle()

@@ -56,7 +56,7 @@ def with_deferrable_linears(layer: nn.Module) -> nn.Module:
 
 def _is_special(parameter: nn.Parameter) -> bool:
     """Whether hooks wait for its gradient, or its class may have a product of its own: a split product has neither."""
-    return bool(parameter._backward_hooks) or type(parameter) is not nn.Parameter
+    return bool(parameter._backward_hooks) or type(parameter).__torch_function__ is not nn.Parameter.__torch_function__
 
 
 class WeightGradStore:

@@ -91,7 +91,7 @@ def test_a_loss_that_is_a_sum_is_named_and_buffers_are_said_once(tmp_path, monke
     assert code == 1, out
     result, question = out.splitlines()[-2:]
     assert result == (
-        "all 3 are the same training as plain PyTorch, but for 3 buffers, which evaluation may use, of layers 2"
+        "all 3 are the same training as plain PyTorch, but for 3 buffers (layer 2), which evaluation may use"
     )
     assert re.fullmatch(
         r"is this meant\? layer 4: Linear ends in a loss that is no mean over rows: its sums are [\d.]+ for 2 rows, "

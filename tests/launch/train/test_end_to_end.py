@@ -90,7 +90,8 @@ def test_a_run_writes_a_trace_and_its_plot(through_ray):
     assert (run / "timeline.png").read_bytes().startswith(b"\x89PNG")
     done = printed[printed.index("\nreport: ") :].splitlines()[2:]
     begins = [line.partition(":")[0].partition(" ")[0] for line in done]
-    assert (begins[:4], begins[-1]) == (["done", "step", "wall", "loss"], "folder")  # between them translations
+    assert begins[:4] == ["done", "step", "wall", "loss"]
+    assert "folder" in begins[4:], "behind some translations"
     assert re.match(r"wall time: .*planning .* s, start of the workers .* s, training .* s", done[2])
 
 
