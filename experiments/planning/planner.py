@@ -28,6 +28,7 @@ from experiments.planning.single_plan import (
 from suite.errors import PlanError, SuiteError
 from suite.log import Log
 from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import least_limit
 
@@ -86,7 +87,7 @@ def least_memory(work: Experiment, cluster: Cluster) -> int | None:
     each = bytes_per_parameter(work.optimizer, work.pipeline.replicas)
     machine = with_share_of_host(layer_costs.machine, work, cluster)
     # to a MiB: rounded to tenths before the reserve is added, it would be rounded twice
-    limit = least_limit(layer_costs.costs, work.pipeline, each, machine, 2**20)
+    limit = least_limit(Problem(layer_costs.costs, work.pipeline, each, machine), 2**20)
     if limit is None:
         return None
     tenths = -(-limit // TENTH)

@@ -23,6 +23,7 @@ from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, Device, Machine
 from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import check_memory, make_plan, retimed_step_s
 from suite.pipeline.planning.schedule_choice import compare_schedules, search_schedule
@@ -122,10 +123,11 @@ def _try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> Plan
         if placement is not None:
             machine = across_nodes(machine, placement, cluster)
             notes += network_notes(placement, cluster)
+        problem = Problem(layer_costs.costs, pipeline, each, machine)
         if faults:
-            check_memory(layer_costs.costs, pipeline, each, machine)
+            check_memory(problem)
             raise PlanError(faults)
-        plan = make_plan(layer_costs.costs, pipeline, each, machine)
+        plan = make_plan(problem)
     except BusyError:  # not a fault of the plan: other runs hold the devices
         raise
     except PlanError as fault:
@@ -189,8 +191,8 @@ def compared(planned: PlanReport, log: Log) -> PlanReport:
     log("the other schedules")
     layer_costs, pipeline = planned.layer_costs, planned.experiment.pipeline
     each = bytes_per_parameter(planned.experiment.optimizer, pipeline.replicas)
-    asked = layer_costs.costs, pipeline, each, layer_costs.machine
-    plan = search_schedule(compare_schedules(planned.plan, *asked), *asked)
+    problem = Problem(layer_costs.costs, pipeline, each, layer_costs.machine)
+    plan = search_schedule(compare_schedules(planned.plan, problem), problem)
     return with_step_interval(replace(planned, plan=plan))
 
 

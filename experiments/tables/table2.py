@@ -30,6 +30,7 @@ from models.language_model import LanguageModelShape
 from suite.pipeline.model.layers import meta_device
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, Machine
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
@@ -240,7 +241,7 @@ def split_layers(
     pipeline = PipelineSettings(stages=stages, micro_batches=micro_batches)
     # the emulation sleeps a forward's time for a recompute, so the plan must balance the same costs
     slept = [replace(cost, recompute_s=cost.forward_s) for cost in costs]
-    plan = make_plan(slept, pipeline, 0.0, Machine(memory_limit_bytes=2**62))
+    plan = make_plan(Problem(slept, pipeline, 0.0, Machine(memory_limit_bytes=2**62)))
     return plan.layers_per_cell, *slowed_down([cell.cost for cell in plan.cells], base / micro_batches)
 
 

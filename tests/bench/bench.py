@@ -22,6 +22,7 @@ from suite.cgroups import cpu_limit
 from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import partition
 from suite.pipeline.planning.plan import Plan, make_plan
@@ -128,7 +129,7 @@ def make_plans(
         gradient_bytes = 4.0  # all that a step allocates for a parameter
         asked = costs, pipeline, gradient_bytes, Machine(memory_limit_bytes=room, link=link)
         try:
-            plans[entrant.name] = search_schedule(make_plan(*asked), *asked)
+            plans[entrant.name] = search_schedule(make_plan(Problem(*asked)), Problem(*asked))
         except PlanError as fault:
             plan_errors[entrant.name] = "; ".join(fault.errors)
     return plans, plan_errors

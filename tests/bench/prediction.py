@@ -23,6 +23,7 @@ from models.loss import ClassificationLoss, TranslationLoss
 from models.transformer import TransformerShape
 from suite.log import Log
 from suite.pipeline.model.layers import meta_device
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.profile import MicroBatch, Sample
@@ -133,7 +134,7 @@ def plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
         cached_file.unlink()  # each round measures anew
     found = MeasuredCosts(cache, lambda text: None)(work, cores())
     parameter_bytes = bytes_per_parameter(work.optimizer, replicas=1)
-    plan = make_plan(found.costs, work.pipeline, parameter_bytes, found.machine)
+    plan = make_plan(Problem(found.costs, work.pipeline, parameter_bytes, found.machine))
     run = measure.MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config)
     steps: list[measure.Steps] = run_processes(measure.measure_steps, work.pipeline.stages, run, 7)
     peaks: list[int] = run_processes(measure.measure_peak_bytes, work.pipeline.stages, run)

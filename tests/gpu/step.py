@@ -9,6 +9,7 @@ from pathlib import Path
 from experiments.base.cluster import Cluster
 from launch.backends.processes import run_processes
 from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
 from tests.gpu.gradients import Record
@@ -26,7 +27,7 @@ def check_step(sizes: Sizes, machine: Cluster) -> Record:
     with tempfile.TemporaryDirectory() as folder:
         (measured,) = run_processes(measure_layers, 1, work, 1, use_gpu, Path(folder) / "measuring.log", logits_bytes)
     memory = Machine(machine.bytes_per_device)
-    plan = make_plan(measured.costs, work.pipeline, bytes_per_parameter(work.optimizer, replicas=1), memory)
+    plan = make_plan(Problem(measured.costs, work.pipeline, bytes_per_parameter(work.optimizer, replicas=1), memory))
     run = MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config, use_gpu, logits_bytes)
     (peak_bytes,) = run_processes(measure_peak_bytes, 1, run)
     (steps,) = run_processes(measure_steps, 1, run, STEPS)

@@ -19,6 +19,7 @@ from experiments.registry import find
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.plan import make_plan
@@ -59,7 +60,9 @@ def compare(name: str, stages: int, micro_batches: int, settings: str):
     for kind, schedule in torch_schedules(stages, micro_batches):
         pipeline = PipelineSettings(stages=stages, micro_batches=micro_batches, remat="never", **schedule)
         try:
-            theirs = make_plan(costs, pipeline, each, replace(found.machine, memory_limit_bytes=UNLIMITED_BYTES))
+            theirs = make_plan(
+                Problem(costs, pipeline, each, replace(found.machine, memory_limit_bytes=UNLIMITED_BYTES))
+            )
         except (PlanError, SettingError) as fault:
             yield kind, None, None, None, str(fault)
             continue
@@ -68,7 +71,7 @@ def compare(name: str, stages: int, micro_batches: int, settings: str):
             update={"schedule": "auto", "schedule_rows": None, "virtual_stages": 1, "remat": "auto"}
         )
         asked = costs, ours, each, replace(found.machine, memory_limit_bytes=most)
-        plan = search_schedule(make_plan(*asked), *asked)
+        plan = search_schedule(make_plan(Problem(*asked)), Problem(*asked))
         yield kind, theirs.step_s, most, plan, ""
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.model.topology import CellPair
@@ -35,16 +36,30 @@ def as_plan_error() -> Iterator[None]:
         raise PlanError([str(error)]) from None
 
 
+@dataclass(frozen=True)
+class Problem:
+    """One replica of a run, on devices of one kind."""
+
+    costs: Sequence[LayerCost]
+    """Of each layer, for one micro-batch."""
+    pipeline: PipelineSettings
+    bytes_per_parameter: float
+    """As in ``suite.pipeline.planning.memory``; of 8 or more, 4 are the gradient's."""
+    machine: Machine
+
+    def with_pipeline(self, **changes: Any) -> Problem:
+        """Returns the problem with other settings of its pipeline."""
+        return replace(self, pipeline=self.pipeline.model_copy(update=changes))
+
+
 class MemoryFit:
     """The memory of one schedule with the most recomputes that the settings allow, for any memory limit."""
 
-    def __init__(
-        self, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
-    ) -> None:
+    def __init__(self, problem: Problem) -> None:
+        costs, pipeline, machine = problem.costs, problem.pipeline, problem.machine
         with_recompute = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
         self.schedule_config = ScheduleConfig.from_settings(with_recompute, machine.transport)
-        self.costs, self.pipeline, self.machine = costs, pipeline, machine
-        self.bytes_per_parameter = bytes_per_parameter
+        self.problem, self.costs, self.pipeline, self.machine = problem, costs, pipeline, machine
         self.placement = self.schedule_config.placement(pipeline.stages)
         self._count = pipeline.stages * pipeline.virtual_stages
         """The number of cells."""
@@ -53,6 +68,7 @@ class MemoryFit:
         in_flight = InFlightPeaks.of(
             self._schedule, pipeline.micro_batches, machine.transport, self.placement.cell_to_stage
         )
+        bytes_per_parameter = problem.bytes_per_parameter
         gradient_bytes = GRADIENT_BYTES if bytes_per_parameter >= 2 * GRADIENT_BYTES else 0  # weight and gradient
         self.memory_model = MemoryModel(costs, in_flight, bytes_per_parameter, machine.process_bytes, gradient_bytes)
         self._skips = [

@@ -20,7 +20,7 @@ from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, check_costs, message_costs
 from suite.pipeline.planning.devices import Machine
-from suite.pipeline.planning.fit import MemoryFit, as_plan_error
+from suite.pipeline.planning.fit import MemoryFit, Problem, as_plan_error
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.simulate import CellCost, simulate
@@ -117,20 +117,18 @@ class Plan:
         return kinds["R"], kinds["F"]
 
 
-def make_plan(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
-) -> Plan:
-    """Returns the plan of one replica of a run of layers of these costs.
+def make_plan(problem: Problem) -> Plan:
+    """Returns the plan of one replica of a run.
 
-    ``bytes_per_parameter`` is as in ``suite.pipeline.planning.memory``; of 8 or more, 4 are the gradient's. Raises
-    PlanError with every fault: costs, stages, ``layers_per_cell``, schedule, and each stage that does not fit its
-    device.
+    Raises PlanError with every fault: costs, stages, ``layers_per_cell``, schedule, and each stage that does not fit
+    its device.
     """
 
     def outcomes_of(candidates: Iterable[PipelineSettings]) -> list[Plan | PlanError]:
-        return [try_schedule(costs, candidate, bytes_per_parameter, machine) for candidate in candidates]
+        return [try_schedule(replace(problem, pipeline=candidate)) for candidate in candidates]
 
-    named, least = _resolve_schedules(costs, pipeline)
+    pipeline = problem.pipeline
+    named, least = _resolve_schedules(problem.costs, pipeline)
     outcomes = outcomes_of(named)
     alternatives = [*map(Alternative.of, named, outcomes)]
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
@@ -165,28 +163,24 @@ def _simulated(
     return simulate(schedule, costs, machine.link, flow, cell_to_stage, machine.norm_all_reduce_s(stages * replicas))
 
 
-def check_memory(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
-) -> None:
+def check_memory(problem: Problem) -> None:
     """Raises PlanError where ``make_plan`` would; no step is simulated."""
     errors: list[PlanError] = []
-    for candidate in _memory_candidates(costs, pipeline):
+    for candidate in _memory_candidates(problem):
         try:
-            MemoryFit(costs, candidate, bytes_per_parameter, machine).cells(machine.memory_limit_bytes)
+            MemoryFit(candidate).cells(problem.machine.memory_limit_bytes)
             return
         except PlanError as error:
             errors.append(error)
     raise errors[0]
 
 
-def least_limit(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine, unit: int
-) -> int | None:
+def least_limit(problem: Problem, unit: int) -> int | None:
     """Returns the least memory limit, a multiple of ``unit``, for which ``make_plan`` finds a plan, or None."""
     fits = []
-    for candidate in _memory_candidates(costs, pipeline):
+    for candidate in _memory_candidates(problem):
         with suppress(PlanError):
-            fits.append(MemoryFit(costs, candidate, bytes_per_parameter, machine))
+            fits.append(MemoryFit(candidate))
 
     def enough(limit_bytes: int) -> bool:
         for fit in fits:
@@ -200,13 +194,13 @@ def least_limit(
     return limits[at] if at < len(limits) else None
 
 
-def _memory_candidates(costs: Sequence[LayerCost], pipeline: PipelineSettings) -> Iterator[PipelineSettings]:
-    """Yields the settings with each schedule and each cut of the layers that a plan tries."""
-    named, least = _resolve_schedules(costs, pipeline)
+def _memory_candidates(problem: Problem) -> Iterator[Problem]:
+    """Yields the problem with each schedule and each cut of the layers that a plan tries."""
+    named, least = _resolve_schedules(problem.costs, problem.pipeline)
     for candidate in chain(named, least):
-        yield candidate
+        yield replace(problem, pipeline=candidate)
         if candidate.remat == "auto":
-            yield candidate.model_copy(update={"remat": "never"})
+            yield replace(problem, pipeline=candidate.model_copy(update={"remat": "never"}))
 
 
 def _resolve_schedules(
@@ -226,17 +220,16 @@ def _resolve_schedules(
     return list(candidates(pipeline, len(costs))), least_candidates(pipeline, len(costs))
 
 
-def try_schedule(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
-) -> Plan | PlanError:
+def try_schedule(problem: Problem) -> Plan | PlanError:
     """Returns the plan of one schedule, or why there is none; ``remat=auto`` keeps as many graphs as fit the memory."""
+    pipeline = problem.pipeline
     if pipeline.remat == "auto":  # if all graphs fit, partition for a step without recomputes
-        without = try_schedule(costs, pipeline.model_copy(update={"remat": "never"}), bytes_per_parameter, machine)
+        without = try_schedule(problem.with_pipeline(remat="never"))
         if isinstance(without, Plan):
             return without
     try:
-        fit = MemoryFit(costs, pipeline, bytes_per_parameter, machine)
-        ranges = fit.cells(machine.memory_limit_bytes)
+        fit = MemoryFit(problem)
+        ranges = fit.cells(problem.machine.memory_limit_bytes)
         schedule_config = fit.schedule_config
         if pipeline.remat == "auto":
             schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(ranges))

@@ -6,12 +6,10 @@ placements of the cells -> for each, cuts of the layers -> search in each stage'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import Machine
-from suite.pipeline.planning.fit import MemoryFit
+from suite.pipeline.planning.fit import MemoryFit, Problem
 from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.plan import (
@@ -37,29 +35,26 @@ LEAST_GAIN = 0.001
 """The share of a step that a search must be able to save: a cut whose lower bound promises less is not searched."""
 
 
-def compare_schedules(
-    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
-) -> Plan:
-    """Returns a plan with its alternatives, for the arguments of ``make_plan``."""
+def compare_schedules(plan: Plan, problem: Problem) -> Plan:
+    """Returns the plan of a problem with its alternatives."""
     if plan.alternatives:
         return plan
     chosen = Alternative.of(plan.pipeline, plan)
-    others = [candidate for candidate in candidates(pipeline, len(costs)) if not chosen.is_of(candidate)]
-    outcomes = [try_schedule(costs, candidate, bytes_per_parameter, machine) for candidate in others]
+    allowed = candidates(problem.pipeline, len(problem.costs))
+    others = [candidate for candidate in allowed if not chosen.is_of(candidate)]
+    outcomes = [try_schedule(replace(problem, pipeline=candidate)) for candidate in others]
     alternatives = [chosen, *map(Alternative.of, others, outcomes)]
     return replace(plan, alternatives=tuple(alternatives))
 
 
-def search_schedule(
-    plan: Plan, costs: Sequence[LayerCost], pipeline: PipelineSettings, bytes_per_parameter: float, machine: Machine
-) -> Plan:
-    """Returns a plan of ``schedule=auto``, or a faster one whose schedule was found by search; any other plan as it is.
-    The arguments are those of ``make_plan``.
-    """
+def search_schedule(plan: Plan, problem: Problem) -> Plan:
+    """Returns the plan of a problem with ``schedule=auto``, or a faster one whose schedule was found by search; any
+    other plan as it is."""
+    pipeline = problem.pipeline
     if pipeline.schedule != "auto" or pipeline.remat not in SEARCHED_REMAT or pipeline.stages == 1:
         return plan
     enough_s = (1 - LEAST_GAIN) * plan.step_s
-    cuts = [cut for cut in _cuts(pipeline, costs, bytes_per_parameter, machine) if cut.bound_s <= enough_s]
+    cuts = [cut for cut in _cuts(problem) if cut.bound_s <= enough_s]
     found = [(cut, _searched(cut, SEARCH_S / 2 / len(cuts))) for cut in cuts]
     searched = [(cut, one) for cut, one in found if one is not None]
     if not searched:
@@ -85,32 +80,30 @@ class _Candidate:
     """Of the step."""
 
 
-def _cuts(
-    pipeline: PipelineSettings, costs: Sequence[LayerCost], bytes_per_parameter: float, machine: Machine
-) -> Iterator[_Candidate]:
+def _cuts(problem: Problem) -> Iterator[_Candidate]:
     """Yields the cuts to search: for each placement those of the fastest named schedule, of the least memory, and of
     even stages."""
+    pipeline, costs = problem.pipeline, problem.costs
     for settings in _by_placement(pipeline, len(costs)):
         fitting: list[Plan] = []
         for candidate in settings:
             if candidate.schedule == "search" and fitting:
                 break  # one micro-batch at a time: only where nothing else fits
-            outcome = try_schedule(costs, candidate, bytes_per_parameter, machine)
+            outcome = try_schedule(replace(problem, pipeline=candidate))
             fitting += [outcome] if isinstance(outcome, Plan) else []
         fitting.sort(key=lambda one: one.step_s)
         by_hand = pipeline.layers_per_cell
         layers_per_cell = [one.layers_per_cell for one in fitting[:1]] if by_hand is None else [by_hand]
         if by_hand is None:
-            without_recomputes = settings[0].model_copy(update={"remat": "never"})
-            fit = MemoryFit(costs, without_recomputes, bytes_per_parameter, machine)
+            fit = MemoryFit(replace(problem, pipeline=settings[0]).with_pipeline(remat="never"))
             layers_per_cell += [fit.lightest_partition(), fit.partition_with_even_stages()]
-        fit = MemoryFit(costs, settings[0], bytes_per_parameter, machine)
+        fit = MemoryFit(replace(problem, pipeline=settings[0]))
         for lengths in dict.fromkeys(layers_per_cell):
             ranges = cell_ranges(lengths, len(costs))
-            of_cells = cell_costs(costs, ranges, fit.placement, machine, pipeline.replicas)
-            problem = scheduling_problem(fit, of_cells, fit.stage_memories(ranges))
+            of_cells = cell_costs(costs, ranges, fit.placement, problem.machine, pipeline.replicas)
+            searched = scheduling_problem(fit, of_cells, fit.stage_memories(ranges))
             starts = [one.schedule for one in fitting if one.layers_per_cell == lengths]
-            yield _Candidate(fit, ranges, starts, problem, step_lower_bound_s(fit, ranges, of_cells))
+            yield _Candidate(fit, ranges, starts, searched, step_lower_bound_s(fit, ranges, of_cells))
 
 
 def _by_placement(pipeline: PipelineSettings, layers: int) -> Collection[list[PipelineSettings]]:
@@ -130,8 +123,7 @@ def _searched(cut: _Candidate, seconds: float, seed: int = 0) -> Plan | None:
     rows = rows_of(schedule, cut.problem.placement)
     searched = cut.fit.pipeline.model_copy(update={"schedule": "search", "schedule_rows": rows})
     # with the tensors that wait between two cells of a stage in this schedule
-    without_recomputes = searched.model_copy(update={"remat": "never"})
-    fit = MemoryFit(cut.fit.costs, without_recomputes, cut.fit.bytes_per_parameter, cut.fit.machine)
+    fit = MemoryFit(replace(cut.fit.problem, pipeline=searched).with_pipeline(remat="never"))
     found = replace(assemble(fit, cut.ranges, fit.schedule_config), pipeline=searched)
     assert all(cell.peak_bytes <= fit.machine.memory_limit_bytes for cell in found.cells), "bytes are counted"
     return found

@@ -10,7 +10,7 @@ from suite.errors import PlanError
 from suite.pipeline.planning import schedule_choice
 from suite.pipeline.planning.costs import SkipInput
 from suite.pipeline.planning.devices import Machine
-from suite.pipeline.planning.fit import MemoryFit
+from suite.pipeline.planning.fit import MemoryFit, Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.stage_memory import peak_bytes
@@ -35,7 +35,9 @@ def layer(weight=1.0, **numbers):
 
 
 def plan(costs, room=ROOMY, **pipeline):
-    return make_plan(costs, PipelineSettings(**pipeline), 1.0, Machine(memory_limit_bytes=UNCOUNTED_BYTES + room))
+    return make_plan(
+        Problem(costs, PipelineSettings(**pipeline), 1.0, Machine(memory_limit_bytes=UNCOUNTED_BYTES + room))
+    )
 
 
 layers = st.lists(
@@ -114,7 +116,7 @@ def test_one_graph_more_on_any_stage_would_not_fit(costs, stages, micro_batches,
     except PlanError:
         return
     assume(any(most != UNLIMITED for most in found.schedule_config.max_live_graphs))
-    fit = MemoryFit(costs, PipelineSettings(**asked, remat="auto"), 1.0, Machine(UNCOUNTED_BYTES + room))
+    fit = MemoryFit(Problem(costs, PipelineSettings(**asked, remat="auto"), 1.0, Machine(UNCOUNTED_BYTES + room)))
     memory = fit.stage_memories([range(cell.begin, cell.end) for cell in found.cells])
     for k in range(len(found.cells)):
         max_live_graphs = found.schedule_config.max_live_graphs_of(k, len(found.cells))[0]

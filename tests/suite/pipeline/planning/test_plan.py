@@ -17,6 +17,7 @@ from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.devices import GIB, Machine
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import fewest_stages
 from suite.pipeline.planning.plan import cell_costs, make_plan
@@ -42,7 +43,7 @@ costs_of_layers = st.lists(st.builds(LayerCost, *[times] * 4, *[amounts] * 8), m
 
 
 def plan(costs, machine=ROOMY, bytes_per_parameter=16.0, **pipeline):
-    return make_plan(costs, PipelineSettings(**pipeline), bytes_per_parameter, machine)
+    return make_plan(Problem(costs, PipelineSettings(**pipeline), bytes_per_parameter, machine))
 
 
 def faults(costs, machine=ROOMY, bytes_per_parameter=16.0, **pipeline):
@@ -204,7 +205,7 @@ def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches,
     machine = Machine(memory_limit_bytes=UNCOUNTED_BYTES + room)
     pipeline = PipelineSettings(stages=min(stages, len(costs)), micro_batches=micro_batches)
     try:
-        found = make_plan(costs, pipeline, 1.0, machine)
+        found = make_plan(Problem(costs, pipeline, 1.0, machine))
     except PlanError as error:
         message = str(error)
     else:
@@ -380,7 +381,7 @@ def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     work = Small(kind, pipeline, OptimizerSettings(precision=precision or "fp32"))
     (measured,) = run_processes(measure_quickly, 1, work, 1, False, tmp_path / "measuring.log")
     each = bytes_per_parameter(work.optimizer, replicas=1)
-    found = make_plan(measured.costs, pipeline, each, ROOMY)
+    found = make_plan(Problem(measured.costs, pipeline, each, ROOMY))
     run = MeasuredPipeline(work, found.layers_per_cell, found.schedule_config)
     predicted = [stage.peak_bytes for stage in found.cells]
     held = [0] * stages

@@ -12,6 +12,7 @@ from suite.pipeline.model.cells import CellPlacement, v_shaped
 from suite.pipeline.planning import schedule_choice
 from suite.pipeline.planning.costs import SkipInput
 from suite.pipeline.planning.devices import Machine
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import with_even_stages
 from suite.pipeline.planning.plan import least_limit, make_plan
@@ -26,8 +27,8 @@ from tests.suite.pipeline.planning.test_auto import CHOICES, ROOMY, layer, layer
 def chosen(costs, room, **pipeline):
     """Returns the plan of auto, and the one that search makes of it."""
     asked = costs, PipelineSettings(schedule="auto", **pipeline), 1.0, Machine(memory_limit_bytes=room)
-    plan = make_plan(*asked)
-    return plan, search_schedule(plan, *asked)
+    plan = make_plan(Problem(*asked))
+    return plan, search_schedule(plan, Problem(*asked))
 
 
 @pytest.mark.slow
@@ -66,7 +67,7 @@ def test_each_schedule_that_search_finds_fits_the_memory_of_its_plan(seed):
         costs.append(layer(rng.randint(1, 9), skip_inputs=skips, deferred_bytes=rng.randint(0, 60), **sizes))
     pipeline = PipelineSettings(stages=stages, micro_batches=micro_batches, schedule="auto", remat="auto")
     machine = Machine(1 << 50, cores=rng.choice([None, 2]))
-    least = least_limit(costs, pipeline, 1.0, machine, 1)
+    least = least_limit(Problem(costs, pipeline, 1.0, machine), 1)
     machine = replace(machine, memory_limit_bytes=least + rng.choice([0, 300, 1_000]))
     for cut in _cuts(pipeline, costs, 1.0, machine):
         plan = _searched(cut, 0.1)
@@ -81,7 +82,7 @@ def test_a_searched_plan_is_planned_again_from_what_was_saved():
     _, searched = chosen(UNEVEN, ROOMY, stages=2, micro_batches=6, remat="auto")
     assert searched.pipeline.schedule == "search"
     cells = {"layers_per_cell": searched.layers_per_cell}  # as a resumed run does
-    again = make_plan(UNEVEN, searched.pipeline.model_copy(update=cells), 1.0, Machine(memory_limit_bytes=ROOMY))
+    again = make_plan(Problem(UNEVEN, searched.pipeline.model_copy(update=cells), 1.0, Machine(ROOMY)))
     assert (again.step_s, again.schedule) == (searched.step_s, searched.schedule)
 
 
@@ -93,7 +94,7 @@ def test_cells_by_hand_stay():
 def test_without_recomputes_tight_memory_has_another_order():
     """In the memory of 1F1B nothing that defers by name fits."""
     costs, asked = [layer(split_s=0.0)] * 8, {"stages": 4, "micro_batches": 8, "remat": "never"}
-    own = make_plan(costs, PipelineSettings(**asked, schedule="1f1b"), 1.0, Machine(memory_limit_bytes=ROOMY))
+    own = make_plan(Problem(costs, PipelineSettings(**asked, schedule="1f1b"), 1.0, Machine(ROOMY)))
     plan, searched = chosen(costs, max(cell.peak_bytes for cell in own.cells), **asked)
     assert searched.recomputes[0] == 0
     assert searched.step_s < plan.step_s <= own.step_s
@@ -108,35 +109,35 @@ def test_in_less_memory_than_any_named_schedule_needs_auto_has_another_down_to_a
     asked = {"stages": min(stages, len(costs)), "micro_batches": micro_batches, "remat": remat}
     machine = Machine(1 << 50, cores=cores)
     named = [
-        least_limit(costs, PipelineSettings(**asked, schedule=name, virtual_stages=cells), 1.0, machine, 1)
+        least_limit(Problem(costs, PipelineSettings(**asked, schedule=name, virtual_stages=cells), 1.0, machine), 1)
         for name, cells in CHOICES
         if not pipeline_errors(PipelineSettings(**asked, schedule=name, virtual_stages=cells), len(costs))
     ]
     given_settings = costs, PipelineSettings(**asked, schedule="auto"), 1.0
-    least = least_limit(*given_settings, machine, 1)
+    least = least_limit(Problem(*given_settings, machine), 1)
     assert least <= min(named)
     for limit in {least, min(named) - 1} - {least - 1}:
         tight = replace(machine, memory_limit_bytes=limit)
-        plan = make_plan(*given_settings, tight)
+        plan = make_plan(Problem(*given_settings, tight))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(schedule_choice, "SEARCH_S", 0.2)
-            searched = search_schedule(plan, *given_settings, tight)
+            searched = search_schedule(plan, Problem(*given_settings, tight))
         assert searched.step_s <= plan.step_s
         assert all(cell.peak_bytes <= limit for cell in searched.cells)
         if limit < min(named):
             assert plan.pipeline.schedule == searched.pipeline.schedule == "search"
             assert [each.is_of(searched.pipeline) for each in searched.alternatives if not each.fault] == [True]
     with pytest.raises(PlanError):
-        make_plan(*given_settings, replace(machine, memory_limit_bytes=least - 1))
+        make_plan(Problem(*given_settings, replace(machine, memory_limit_bytes=least - 1)))
 
 
 def test_what_fits_by_no_name_is_searched():
     """K = 4, M = 8: 1F1B holds the inputs of 4 micro-batches on stage 0, which here are larger than all else."""
     costs = [layer(boundary_bytes=1_000, split_s=0.0)] * 8
     asked = {"stages": 4, "micro_batches": 8, "remat": "auto"}
-    least = least_limit(costs, PipelineSettings(**asked, schedule="1f1b"), 1.0, Machine(ROOMY), 1)
+    least = least_limit(Problem(costs, PipelineSettings(**asked, schedule="1f1b"), 1.0, Machine(ROOMY)), 1)
     with pytest.raises(PlanError):
-        make_plan(costs, PipelineSettings(**asked, schedule="1f1b"), 1.0, Machine(least - 1))
+        make_plan(Problem(costs, PipelineSettings(**asked, schedule="1f1b"), 1.0, Machine(least - 1)))
     plan, searched = chosen(costs, least - 1, **asked)
     assert plan.pipeline.schedule == searched.pipeline.schedule == "search"
     assert plan.recomputes[0] == 0
@@ -162,7 +163,7 @@ def test_where_wide_tensors_wait_between_two_cells_of_a_stage_the_schedule_found
     wide = [layer(weight, split_s=0.0, boundary_bytes=size, gradient_bytes=size) for weight, size in numbers]
     asked = PipelineSettings(schedule="auto", stages=3, micro_batches=8, remat="auto")
     machine = Machine(memory_limit_bytes=UNCOUNTED_BYTES + 5_000, transport="nccl")
-    cuts = list(_cuts(asked, wide, 1.0, machine))
+    cuts = list(_cuts(Problem(wide, asked, 1.0, machine)))
     plans = [plan for cut in cuts if (plan := _searched(cut, 0.1)) is not None]
     assert plans
     assert all(cell.peak_bytes <= machine.memory_limit_bytes for plan in plans for cell in plan.cells)
@@ -181,7 +182,9 @@ def test_one_stage_has_no_other_order():
     asked = PipelineSettings(schedule="auto", stages=1, micro_batches=4, remat="auto")
     own = PipelineSettings(schedule="1f1b", stages=1, micro_batches=4, remat="auto")
     costs = [layer()] * 4
-    assert least_limit(costs, asked, 1.0, Machine(ROOMY), 1) == least_limit(costs, own, 1.0, Machine(ROOMY), 1)
+    assert least_limit(Problem(costs, asked, 1.0, Machine(ROOMY)), 1) == least_limit(
+        Problem(costs, own, 1.0, Machine(ROOMY)), 1
+    )
 
 
 def test_all_searches_of_a_plan_share_their_time(monkeypatch):
@@ -202,13 +205,13 @@ def test_what_is_not_left_to_the_plan_is_not_searched():
     asked = {"stages": 2, "micro_batches": 6}
     for given_settings in ({"schedule": "1f1b"}, {"schedule": "auto", "remat": "always"}):
         pipeline = PipelineSettings(**asked, **given_settings)
-        plan = make_plan(UNEVEN, pipeline, 1.0, Machine(memory_limit_bytes=ROOMY))
-        assert search_schedule(plan, UNEVEN, pipeline, 1.0, Machine(memory_limit_bytes=ROOMY)) is plan
+        plan = make_plan(Problem(UNEVEN, pipeline, 1.0, Machine(ROOMY)))
+        assert search_schedule(plan, Problem(UNEVEN, pipeline, 1.0, Machine(ROOMY))) is plan
 
 
 def test_the_name_of_a_searched_schedule_is_no_request():
     with pytest.raises(PlanError, match=r"use pipeline\.schedule=auto to have it searched"):
-        make_plan(UNEVEN, PipelineSettings(stages=2, schedule="search"), 1.0, Machine(memory_limit_bytes=ROOMY))
+        make_plan(Problem(UNEVEN, PipelineSettings(stages=2, schedule="search"), 1.0, Machine(ROOMY)))
 
 
 def test_rows_with_recomputes_are_taken_as_they_are():
@@ -216,7 +219,7 @@ def test_rows_with_recomputes_are_taken_as_they_are():
     assert recomputes(rows)
     pipeline = PipelineSettings(stages=2, micro_batches=2, schedule="csv", schedule_rows=rows)
     for remat in ("always", "except_last", "never", "auto"):
-        plan = make_plan(UNEVEN, pipeline.model_copy(update={"remat": remat}), 1.0, Machine(memory_limit_bytes=ROOMY))
+        plan = make_plan(Problem(UNEVEN, pipeline.model_copy(update={"remat": remat}), 1.0, Machine(ROOMY)))
         assert plan.recomputes == (2, 4)
 
 
