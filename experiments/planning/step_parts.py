@@ -12,8 +12,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
-from suite.pipeline.schedule.playback import Playback, Route
+from suite.pipeline.schedule.play import Route, play
 from suite.pipeline.schedule.timeline import Timeline
 
 PARTS = ("compute", "recompute", "update", "bubble", "imbalance", "communication")
@@ -72,6 +73,8 @@ def _simulated_s(timeline: Timeline, costs: Sequence[dict[str, float]], cell_to_
         [Action(span.kind, span.micro_batch, span.virtual_stage) for span in row if span.kind != "U"]
         for row in timeline.rows
     ]
-    routes = [Route(at, at + 1) for at in range(len(schedule) * virtual_stages_of(schedule) - 1)]
-    playback = Playback(schedule, lambda k, action: costs[k][action.kind], routes, cell_to_stage=cell_to_stage)
-    return max(row[-1].end for row in playback.rows)
+    placement, cells = CellPlacement(len(schedule), cell_to_stage), range(len(schedule) * virtual_stages_of(schedule))
+    of_cells = [costs[placement.stage_of(cell)] for cell in cells]
+    seconds = {kind: [cost[kind.upper()] for cost in of_cells] for kind in "FfRIBW"}
+    played = play(schedule, seconds, [Route(at, at + 1) for at in cells[:-1]], cell_to_stage=cell_to_stage)
+    return max(row[-1].end for row in played.rows)

@@ -35,7 +35,7 @@ def gpu_environment() -> dict[str, str]:
 
 def check_module_loading(virtual_stages: int) -> None:
     """Raises SettingError when kernels are loaded lazily on stages of several cells: the receives of one cell are
-    posted before another one runs. One cell per stage stops in no case (``suite.pipeline.schedule.nccl_deadlock``)."""
+    posted before another one runs. One cell per stage stops in no case (``suite.pipeline.schedule.play``)."""
     loading = os.environ.get(MODULE_LOADING, "EAGER")
     if virtual_stages > 1 and loading != "EAGER":
         raise SettingError(

@@ -87,6 +87,11 @@ class Machine:
     transport: TransportName = "gloo"
     """Of the messages between stages."""
 
+    def reduce_s_per_byte(self, replicas: int) -> float:
+        """Returns the seconds in which replicas reduce a byte of gradients. A ring all-reduce sends every gradient
+        twice, ZeRO-1 every gradient and every weight once; except each worker's own share."""
+        return 2 * (replicas - 1) / replicas / self.reduce_bytes_per_s
+
     def norm_all_reduce_s(self, workers: int) -> float:
         """Returns the seconds of a small all-reduce over all workers: around a ring on gloo, in a tree on NCCL."""
         messages = workers - 1 if self.transport == "gloo" else math.ceil(math.log2(workers))

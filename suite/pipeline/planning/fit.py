@@ -10,20 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
+
+import numpy as np
 
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Machine, p2p_communicators
-from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, MemoryModel
+from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, CellBound, MemoryModel
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
-from suite.pipeline.planning.stage_memory import CellMemory, InFlightPeaks, peak_bytes
+from suite.pipeline.planning.policies import CellsProblem
+from suite.pipeline.planning.simulate import cell_costs
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
+from suite.pipeline.schedule.stage_bytes import CellBytes, largest_rows, peak_bytes, peak_terms
 from suite.settings import PipelineSettings
 
 
@@ -56,21 +60,19 @@ class MemoryFit:
     """The memory of one schedule with the most recomputes that the settings allow, for any memory limit."""
 
     def __init__(self, problem: Problem) -> None:
-        costs, pipeline, machine = problem.costs, problem.pipeline, problem.machine
+        self.problem, self.pipeline, self.machine = problem, problem.pipeline, problem.machine
+        costs, pipeline = problem.costs, problem.pipeline
         with_recompute = pipeline.model_copy(update={"remat": "except_last"}) if pipeline.remat == "auto" else pipeline
-        self.schedule_config = ScheduleConfig.from_settings(with_recompute, machine.transport)
-        self.problem, self.costs, self.pipeline, self.machine = problem, costs, pipeline, machine
+        self.schedule_config = ScheduleConfig.from_settings(with_recompute, problem.machine.transport)
         self.placement = self.schedule_config.placement(pipeline.stages)
+        self.flow = self.schedule_config.flow_control(pipeline.stages)
         self._count = pipeline.stages * pipeline.virtual_stages
         """The number of cells."""
         with as_plan_error():
             self._schedule = self.schedule_config.build(pipeline.stages, pipeline.micro_batches)
-        in_flight = InFlightPeaks.of(
-            self._schedule, pipeline.micro_batches, machine.transport, self.placement.cell_to_stage
-        )
-        bytes_per_parameter = problem.bytes_per_parameter
-        gradient_bytes = GRADIENT_BYTES if bytes_per_parameter >= 2 * GRADIENT_BYTES else 0  # weight and gradient
-        self.memory_model = MemoryModel(costs, in_flight, bytes_per_parameter, machine.process_bytes, gradient_bytes)
+        each = problem.bytes_per_parameter
+        gradient_bytes = GRADIENT_BYTES if each >= 2 * GRADIENT_BYTES else 0  # weight and gradient
+        self._memory = MemoryModel(costs, pipeline.micro_batches, each, gradient_bytes)
         self._skips = [
             Skip("", index - popped.span, index) for index, cost in enumerate(costs) for popped in cost.skip_inputs
         ]
@@ -102,21 +104,27 @@ class MemoryFit:
             if need > limit_bytes
         ]
 
-    def stage_memories(self, ranges: Sequence[range], with_waiting: bool = True) -> list[list[CellMemory]]:
-        """Returns the memory of each stage's cells; the process and its communicators count with its first cell. On a
-        CPU the whole mini-batch is always in the memory of stage 0. Without ``with_waiting``, tensors that wait between
-        two cells of a stage do not count: no schedule needs less."""
-        model = self.memory_model if with_waiting else self.memory_model.without_waiting()
-        memory = [model.in_partition(ranges, at) for at in range(len(ranges))]
+    def stage_bytes(self, ranges: Sequence[range]) -> list[list[CellBytes]]:
+        """Returns the bytes of each stage's cells; the process and its communicators count with its first cell. On a
+        CPU the whole mini-batch is always in the memory of stage 0."""
+        cells = self._memory.in_partition(ranges, self.placement)
         if self.machine.cores is not None:
-            inputs = model.in_flight.micro_batches * memory[0].input_bytes
-            memory[0] = replace(memory[0], fixed_bytes=memory[0].fixed_bytes + inputs, input_bytes=0)
-        once, memories = self.machine.process_bytes + UNCOUNTED_BYTES, []
+            inputs = self.pipeline.micro_batches * cells[0].input_bytes
+            cells[0] = replace(cells[0], fixed_bytes=cells[0].fixed_bytes + inputs, input_bytes=0)
+        stages = []
         for stage, p2p_bytes in enumerate(self.p2p_bytes(self.pairs(ranges))):
-            first, *others = self.placement.on_stage(stage, memory)
-            first = replace(first, fixed_bytes=first.fixed_bytes + p2p_bytes)
-            memories.append([first, *(replace(cell, fixed_bytes=cell.fixed_bytes - once) for cell in others)])
-        return memories
+            first, *others = self.placement.on_stage(stage, cells)
+            fixed_bytes = first.fixed_bytes + self._process_bytes + p2p_bytes
+            stages.append([replace(first, fixed_bytes=fixed_bytes), *others])
+        return stages
+
+    def cells_problem(self, ranges: Sequence[range]) -> CellsProblem:
+        """Returns the problem of scheduling these cells."""
+        machine, pipeline = self.machine, self.pipeline
+        reduce_s = machine.reduce_s_per_byte(pipeline.replicas)
+        costs = cell_costs(self.problem.costs, ranges, self.placement, machine.link, reduce_s)
+        memory = self.stage_bytes(ranges), machine.memory_limit_bytes, machine.transport, pipeline.remat != "never"
+        return CellsProblem(self.placement, pipeline.micro_batches, costs, machine.link, *memory)
 
     def pairs(self, ranges: Sequence[range]) -> list[CellPair]:
         """Returns the pairs of cells that exchange messages."""
@@ -128,23 +136,23 @@ class MemoryFit:
 
     def peaks(self, schedule: Schedule, ranges: Sequence[range]) -> list[int]:
         """Returns the peak of each stage."""
-        stages, flow = zip(schedule, self.stage_memories(ranges), strict=True), self.memory_model.in_flight.flow
-        return [peak_bytes(actions, *cells, flow=flow) for actions, cells in stages]
+        stages = zip(schedule, self.stage_bytes(ranges), strict=True)
+        return [peak_bytes(actions, cells, self.flow) for actions, cells in stages]
 
     def max_live_graphs(self, ranges: Sequence[range]) -> tuple[int, ...]:
         """Returns for each cell the most graphs that fit its stage's memory; at least one."""
         schedule = self.schedule_config.base_schedule(self.pipeline.stages, self.pipeline.micro_batches)
         most_graphs = cache(self._max_live_graphs)  # most stages are equal
-        stages = zip(map(tuple, schedule), map(tuple, self.stage_memories(ranges)), strict=True)
+        stages = zip(map(tuple, schedule), map(tuple, self.stage_bytes(ranges)), strict=True)
         graphs = [most_graphs(actions, cells) for actions, cells in stages]
         return tuple(graphs[self.placement.stage_of(cell)] for cell in range(self._count))
 
-    def _max_live_graphs(self, actions: Sequence[Action], cells: Sequence[CellMemory]) -> int:
+    def _max_live_graphs(self, actions: Sequence[Action], cells: Sequence[CellBytes]) -> int:
         """Returns the number for one stage, by bisection."""
 
         def fits(count: int) -> bool:
             walk = with_recomputes(actions, [count] * len(cells))
-            return peak_bytes(walk, *cells, flow=self.memory_model.in_flight.flow) <= self.machine.memory_limit_bytes
+            return peak_bytes(walk, cells, self.flow) <= self.machine.memory_limit_bytes
 
         if fits(UNLIMITED):
             return UNLIMITED
@@ -164,7 +172,7 @@ class MemoryFit:
                 f"pipeline.stages is {self.pipeline.stages}{per_stage}"
             )
         try:
-            ranges = cell_ranges(layers_per_cell, len(self.costs))
+            ranges = cell_ranges(layers_per_cell, len(self.problem.costs))
         except SettingError as error:
             wrong.append(str(error))
         if wrong:
@@ -183,19 +191,31 @@ class MemoryFit:
 
     def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
         """Returns the most even cells of which each fits; ``lightest`` do not."""
-        furthest_end = self.memory_model.furthest_end(self._cell_limit_bytes(limit_bytes))
+        furthest_end = self._bound.furthest_end(self._cell_limit_bytes(limit_bytes) - self._process_bytes)
         try:
-            return cell_ranges(self.lightest_partition(furthest_end), len(self.costs))
+            return cell_ranges(self.lightest_partition(furthest_end), len(self.problem.costs))
         except PlacementError as error:
             fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
             raise PlanError([fault or str(error)]) from None
 
+    @cached_property
+    def _bound(self) -> CellBound:
+        """The bound of a cell's bytes in any of the stages."""
+        stages, cells = {*map(tuple, self._schedule)}, range(self.pipeline.virtual_stages)
+        terms = [peak_terms(actions, at, self.flow) for actions in stages for at in cells]
+        return CellBound(self._memory, largest_rows(np.concatenate(terms)), self.flow, self._count)
+
     def _cell_limit_bytes(self, limit_bytes: int) -> int:
         """Returns the bytes for one cell: the cells of a stage share its device with one process and its communicators.
         Which cells skips connect is not known before the cells are."""
-        process_bytes, neighbours = self.machine.process_bytes, [range(at, at + 1) for at in range(self._count)]
-        limit_bytes -= max(self.p2p_bytes(communicating_pairs([], neighbours, self.placement)))
-        return process_bytes + (limit_bytes - process_bytes) // self.pipeline.virtual_stages
+        neighbours = [range(at, at + 1) for at in range(self._count)]
+        p2p_bytes = max(self.p2p_bytes(communicating_pairs([], neighbours, self.placement)))
+        own = self._process_bytes
+        return own + (limit_bytes - p2p_bytes - own) // self.pipeline.virtual_stages
+
+    @property
+    def _process_bytes(self) -> int:
+        return self.machine.process_bytes + UNCOUNTED_BYTES
 
     def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str | None:
         """Returns an error for a layer that does not fit alone, or else for the worst cell of the most even partition;
@@ -206,7 +226,8 @@ class MemoryFit:
             room += f", {limit_gib:.2f} GiB for each of {virtual_stages} cells"
 
         def need(begin: int, end: int) -> float:
-            return int(self.memory_model.peak_upper_bound(begin, end)) / GIB
+            peak = self._bound.peak(np.array([begin]), np.array([end]))
+            return int(self._process_bytes + peak[0]) / GIB
 
         fewest = fewest_stages(furthest_end)
         if fewest is None:

@@ -14,25 +14,21 @@ costs another forward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate
 
-from suite.pipeline.planning.partial_schedule import SchedulingProblem
-from suite.pipeline.planning.stage_memory import CellMemory
-
-MOST_WAYS = 10_000
-"""Of filling a stage's memory with graphs of its cells, that the bound tries."""
+from suite.pipeline.planning.policies import CellsProblem
+from suite.pipeline.schedule.stage_bytes import CellBytes
 
 
-def lower_bound_s(problem: SchedulingProblem) -> float:
+def lower_bound_s(problem: CellsProblem) -> float:
     """Returns a lower bound in seconds of ``simulate`` without the update, over all lists of actions that ``validate``
     accepts on this placement, in any order of micro-batches, with any recomputes, ``B`` or ``I`` and ``W``, whose
-    ``stage_memory.peak_bytes`` are at most ``limit_bytes`` on every stage."""
+    ``stage_bytes.peak_bytes`` are at most ``limit_bytes`` on every stage."""
     times = LeastTimes(problem)
     return max(
-        max(_preemptive_s(times.actions(own)), _memory_bound_s(problem, times, own, memory))
-        for own, memory in zip(problem.own, problem.stage_memory, strict=True)
+        max(_preemptive_s(times.actions(own)), _memory_bound_s(problem, times, own, cells))
+        for own, cells in zip(problem.own, problem.stage_bytes, strict=True)
     )
 
 
@@ -40,9 +36,10 @@ class LeastTimes:
     """The least seconds before each cell's actions (head) and after them (tail), by number: i is the i-th to come, or
     from the end the i-th last, whichever micro-batch it is."""
 
-    def __init__(self, problem: SchedulingProblem) -> None:
+    def __init__(self, problem: CellsProblem) -> None:
         costs, micro_batches = problem.costs, problem.micro_batches
-        cells, last, self.least = range(len(costs)), len(costs) - 1, problem.least_s
+        cells, last = range(len(costs)), len(costs) - 1
+        self.least = [cost.least_seconds for cost in costs]
         there = [problem.message_s(at, at + 1, costs[at].activation_bytes) for at in cells[:-1]]
         back = [problem.message_s(at + 1, at, costs[at + 1].gradient_bytes) for at in cells[:-1]]
         self.round_trip = [0.0] * len(costs)
@@ -59,7 +56,7 @@ class LeastTimes:
             self.forward_head[at], self.backward_tail[at] = _in_turn(came, forward), _in_turn(left, backward)
         for at in reversed(cells):
             forward, graph, backward, _ = self.least[at]
-            own = problem.own[problem.cell_to_stage[at]]
+            own = problem.own[problem.placement.stage_of(at)]
             # before number i returns, its stage has run as many forwards, and backwards of its later cells
             worked = sum(self.least[cell][0] for cell in own) + sum(self.least[cell][2] for cell in own if cell > at)
             first = self.forward_head[own[0]][0]
@@ -118,19 +115,17 @@ def _preemptive_s(actions: Sequence[tuple[float, float, float]]) -> float:
     return bound
 
 
-def _memory_bound_s(
-    problem: SchedulingProblem, times: LeastTimes, own: Sequence[int], memory: Sequence[CellMemory]
-) -> float:
+def _memory_bound_s(problem: CellsProblem, times: LeastTimes, own: Sequence[int], cells: Sequence[CellBytes]) -> float:
     """Returns the least time in which a stage runs its actions and the recomputes that its memory forces."""
     count, first = problem.micro_batches, own[0]
     rows = [times.least[at] for at in own]
     both, deferred = sum(sum(row[:3]) for row in rows), sum(row[3] for row in rows)
     head, tail = times.forward_head[first][0], times.backward_tail[first][0]
     busy = head + count * both + max(tail, count * deferred)
-    sizes = tuple(cell.input_bytes + cell.activation_bytes for cell in memory)
+    sizes = tuple(cell.input_bytes + cell.activation_bytes for cell in cells)
     held = [times.round_trip[at] * size for at, size in zip(own, sizes, strict=True)]
     forwards = [problem.costs[at].forward_s for at in own]
-    room = _fullest(_room_for_graphs(memory, problem.limit_bytes), sizes, count)
+    room = min(count * sum(sizes), _room_for_graphs(cells, problem.limit_bytes))
 
     def recomputes_s(step_s: float) -> float:
         """Returns the least seconds of forwards that run again in a step."""
@@ -148,23 +143,11 @@ def _memory_bound_s(
     return low
 
 
-def _room_for_graphs(memory: Sequence[CellMemory], limit_bytes: int) -> int:
+def _room_for_graphs(cells: Sequence[CellBytes], limit_bytes: int) -> int:
     """Returns the most bytes of inputs and graphs of a stage. The most that it ever holds is still there while its next
     backward runs; other cells may not have made their gradients yet."""
-    always = sum(cell.fixed_bytes + cell.far_message_bytes - cell.gradient_bytes for cell in memory)
     backward = min(
         cell.backward_peak_bytes + cell.received_gradient_bytes + min(cell.gradient_bytes, cell.made_gradient_bytes)
-        for cell in memory
+        for cell in cells
     )
-    return max(0, limit_bytes - always - backward)
-
-
-@lru_cache(maxsize=1024)
-def _fullest(room: int, sizes: tuple[int, ...], count: int) -> int:
-    """Returns the most bytes of whole graphs that fit; where there are many ways to fill the room, simply the room."""
-    if count * sum(sizes) <= room:
-        return count * sum(sizes)
-    if (count + 1) ** len(sizes) > MOST_WAYS:
-        return room
-    most = min(count, room // sizes[0]) if sizes[0] else 0
-    return max(number * sizes[0] + _fullest(room - number * sizes[0], sizes[1:], count) for number in range(most + 1))
+    return max(0, limit_bytes - sum(cell.fixed_bytes for cell in cells) - backward)

@@ -17,14 +17,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from suite.errors import PlanError
-from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning.costs import LayerCost, check_costs, message_costs
+from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit, Problem, as_plan_error
 from suite.pipeline.planning.lower_bound import lower_bound_s
-from suite.pipeline.planning.partial_schedule import SchedulingProblem
-from suite.pipeline.planning.simulate import CellCost, simulate
-from suite.pipeline.planning.stage_memory import CellMemory
+from suite.pipeline.planning.policies import CellsProblem
+from suite.pipeline.planning.simulate import CellCost, cell_costs, simulate
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.auto import candidates, least_candidates
 from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
@@ -55,7 +53,7 @@ class Alternative:
     virtual_stages: int
     step_s: float = 0.0
     peak_bytes: int = 0
-    """Of the largest stage."""
+    """The peak of the largest stage."""
     recomputes: tuple[int, int] = (0, 0)
     """As in ``Plan``."""
     fault: str = ""
@@ -88,8 +86,8 @@ class Plan:
     machine: Machine
     timeline: Timeline
     lower_bound_s: float
-    """Of a step of any schedule of these cells in this memory. Gradients are reduced over replicas after the backwards,
-    as in ``simulate``; a run overlaps them."""
+    """A bound of the step of any schedule of these cells in this memory. Gradients are reduced over replicas after the
+    backwards, as in ``simulate``; a run overlaps them."""
     alternatives: tuple[Alternative, ...] = ()
     """The schedules that the settings allow, the plan's own among them; empty until they are compared."""
 
@@ -128,7 +126,7 @@ def make_plan(problem: Problem) -> Plan:
         return [try_schedule(replace(problem, pipeline=candidate)) for candidate in candidates]
 
     pipeline = problem.pipeline
-    named, least = _resolve_schedules(problem.costs, pipeline)
+    named, least = _resolve_schedules(problem)
     outcomes = outcomes_of(named)
     alternatives = [*map(Alternative.of, named, outcomes)]
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
@@ -150,7 +148,8 @@ def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> 
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
     pipeline, ranges = plan.pipeline, [range(cell.begin, cell.end) for cell in plan.cells]
     placement = plan.schedule_config.placement(pipeline.stages)
-    new_costs = cell_costs(costs, ranges, placement, machine, pipeline.replicas)
+    reduce_s = machine.reduce_s_per_byte(pipeline.replicas)
+    new_costs = cell_costs(costs, ranges, placement, machine.link, reduce_s)
     timeline = _simulated(plan.schedule, plan.schedule_config, new_costs, pipeline.replicas, machine)
     return replace(plan, timeline=timeline).step_s
 
@@ -196,34 +195,31 @@ def least_limit(problem: Problem, unit: int) -> int | None:
 
 def _memory_candidates(problem: Problem) -> Iterator[Problem]:
     """Yields the problem with each schedule and each cut of the layers that a plan tries."""
-    named, least = _resolve_schedules(problem.costs, problem.pipeline)
-    for candidate in chain(named, least):
+    for candidate in chain(*_resolve_schedules(problem)):
         yield replace(problem, pipeline=candidate)
         if candidate.remat == "auto":
             yield replace(problem, pipeline=candidate.model_copy(update={"remat": "never"}))
 
 
-def _resolve_schedules(
-    costs: Sequence[LayerCost], pipeline: PipelineSettings
-) -> tuple[list[PipelineSettings], Iterator[PipelineSettings]]:
+def _resolve_schedules(problem: Problem) -> tuple[list[PipelineSettings], Iterator[PipelineSettings]]:
     """Returns the settings once for each schedule to try, and for those to try if none of them fits. Raises PlanError
     for contradictory settings."""
+    pipeline, layers = problem.pipeline, len(problem.costs)
     with as_plan_error():
-        check_costs(costs)
-    wrong = pipeline_errors(pipeline, len(costs))
-    if wrong:
+        check_costs(problem.costs)
+    if wrong := pipeline_errors(pipeline, layers):
         raise PlanError(wrong)
     if recomputes(pipeline.schedule_rows or ()):
         pipeline = pipeline.model_copy(update={"remat": "never"})  # beyond what the rows recompute
     if pipeline.schedule != "auto":
         return [pipeline], iter(())
-    return list(candidates(pipeline, len(costs))), least_candidates(pipeline, len(costs))
+    return list(candidates(pipeline, layers)), least_candidates(pipeline, layers)
 
 
 def try_schedule(problem: Problem) -> Plan | PlanError:
     """Returns the plan of one schedule, or why there is none; ``remat=auto`` keeps as many graphs as fit the memory."""
-    pipeline = problem.pipeline
-    if pipeline.remat == "auto":  # if all graphs fit, partition for a step without recomputes
+    is_auto = problem.pipeline.remat == "auto"
+    if is_auto:  # if all graphs fit, partition for a step without recomputes
         without = try_schedule(problem.with_pipeline(remat="never"))
         if isinstance(without, Plan):
             return without
@@ -231,7 +227,7 @@ def try_schedule(problem: Problem) -> Plan | PlanError:
         fit = MemoryFit(problem)
         ranges = fit.cells(problem.machine.memory_limit_bytes)
         schedule_config = fit.schedule_config
-        if pipeline.remat == "auto":
+        if is_auto:
             schedule_config = replace(schedule_config, max_live_graphs=fit.max_live_graphs(ranges))
         return assemble(fit, ranges, schedule_config)
     except PlanError as error:
@@ -240,8 +236,8 @@ def try_schedule(problem: Problem) -> Plan | PlanError:
 
 def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleConfig) -> Plan:
     """Returns the plan of given cells and a given schedule. Raises PlanError when the schedule cannot run."""
-    costs, pipeline, machine, placement = fit.costs, fit.pipeline, fit.machine, fit.placement
-    of_cells = cell_costs(costs, ranges, placement, machine, pipeline.replicas)
+    costs, pipeline, machine, placement = fit.problem.costs, fit.pipeline, fit.machine, fit.placement
+    cells_problem = fit.cells_problem(ranges)
     pairs = tuple(fit.pairs(ranges))
     with as_plan_error():
         schedule = replace(schedule_config, pairs=pairs).actions(pipeline.stages, pipeline.micro_batches)
@@ -251,74 +247,25 @@ def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleC
             cell[0],
             cell[-1] + 1,
             sum(costs[index].parameters for index in cell),
-            of_cells[at],
+            cells_problem.costs[at],
             peaks[placement.stage_of(at)],
             machine.process_bytes + p2p_bytes[placement.stage_of(at)],
         )
         for at, cell in enumerate(ranges)
     )
-    timeline = _simulated(schedule, schedule_config, of_cells, pipeline.replicas, machine)
-    bound = step_lower_bound_s(fit, ranges, of_cells)
+    timeline = _simulated(schedule, schedule_config, cells_problem.costs, pipeline.replicas, machine)
+    bound = step_lower_bound_s(cells_problem, pipeline.replicas, machine)
     return Plan(cells, pipeline, schedule_config, schedule, machine, timeline, bound)
 
 
-def cell_costs(
-    costs: Sequence[LayerCost], cells: Sequence[range], placement: CellPlacement, machine: Machine, replicas: int
-) -> list[CellCost]:
-    """Returns the costs of cells of these layers, in a pipeline with these replicas."""
-    sent = [message_costs(costs, cells, k) for k in range(len(cells))]
-    forward_s, backward_s = [0.0] * len(cells), [0.0] * len(cells)
-    for source, messages in enumerate(sent):
-        for message in messages:
-            if placement.crosses(source, message.to):
-                between = machine.link.between(placement.stage_of(source), placement.stage_of(message.to))
-                for end in (source, message.to):
-                    forward_s[end] += between.busy_s(message.activation_bytes)
-                    backward_s[end] += between.busy_s(message.gradient_bytes)
-    found = []
-    for k, cell in enumerate(cells):
-        inside = [costs[index] for index in cell]
-        # a ring all-reduce sends every gradient twice, ZeRO-1 every gradient and every weight once; except each
-        # worker's own share
-        gradient_bytes = 4 * sum(cost.parameters - cost.frozen for cost in inside)
-        reduced_s = 2 * (replicas - 1) / replicas * gradient_bytes / machine.reduce_bytes_per_s
-        found.append(
-            CellCost(
-                forward_s=sum(cost.forward_s for cost in inside),
-                recompute_s=sum(cost.recompute_s for cost in inside),
-                backward_s=sum(cost.backward_s for cost in inside),
-                weight_grad_s=sum(cost.weight_grad_s for cost in inside),
-                split_s=sum(cost.split_s for cost in inside),
-                update_s=sum(cost.update_s for cost in inside) + reduced_s,
-                activation_bytes=sent[k][0].activation_bytes if sent[k] else 0,
-                gradient_bytes=sent[k - 1][0].gradient_bytes if k else 0,
-                far_messages=tuple(sent[k][1:]),
-                forward_messages_s=forward_s[k],
-                backward_messages_s=backward_s[k],
-            )
-        )
-    return found
-
-
-def scheduling_problem(
-    fit: MemoryFit, costs: Sequence[CellCost], memory: Sequence[Sequence[CellMemory]]
-) -> SchedulingProblem:
-    """Returns the problem of scheduling cells of these costs, and of this memory on each stage."""
-    machine, count, may_recompute = fit.machine, fit.pipeline.micro_batches, fit.pipeline.remat != "never"
-    given = fit.placement, count, costs, machine.link, memory, machine.memory_limit_bytes, machine.transport
-    return SchedulingProblem(*given, may_recompute, fit.memory_model.in_flight.waiting)
-
-
-def step_lower_bound_s(fit: MemoryFit, ranges: Sequence[range], costs: Sequence[CellCost]) -> float:
+def step_lower_bound_s(problem: CellsProblem, replicas: int, machine: Machine) -> float:
     """Returns a lower bound in seconds for a step with any schedule of these cells, the update included; where workers
     share cores, at least their work over the cores."""
-    pipeline, machine, placement = fit.pipeline, fit.machine, fit.placement
-    problem = scheduling_problem(fit, costs, fit.stage_memories(ranges, with_waiting=False))
-    updates = [sum(cost.update_s for cost in placement.on_stage(k, costs)) for k in range(placement.stages)]
+    updates = [sum(problem.costs[cell].update_s for cell in own) for own in problem.own]
     bound = lower_bound_s(problem)
     if any(updates):
-        bound += machine.norm_all_reduce_s(placement.stages * pipeline.replicas) + max(updates)
+        bound += machine.norm_all_reduce_s(len(updates) * replicas) + max(updates)
     if machine.cores is None:
         return bound
-    work = pipeline.micro_batches * sum(map(sum, problem.least_s)) + sum(updates)
-    return max(bound, work * pipeline.replicas / machine.cores)
+    work = problem.micro_batches * sum(sum(cost.least_seconds) for cost in problem.costs) + sum(updates)
+    return max(bound, work * replicas / machine.cores)

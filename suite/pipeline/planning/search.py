@@ -1,14 +1,9 @@
-"""Searches the fastest schedule of given cells in given memory.
+"""The fastest schedule of given cells in given memory, of those that policies make.
 
-    policies: limits and priorities -> climb: change one, keep what is not slower -> small pipelines: all schedules
+    a family of about twenty policies: one choice is varied at a time, and kept where the step is shorter
+      -> climb, for one cut of the layers: change a policy at random, keep what is not slower
 
-A policy plays all stages: a free stage runs the first action in its order of priority that its limits, its messages and
-its memory allow. A policy is given up when it can no longer be the fastest. The climb begins in a family: run-ahead
-limits in multiples of what fills the pipeline, as 1F1B has them, graphs kept or recomputed, backwards or forwards
-first, the later or the earlier cell first. There it improves one choice at a time. For small pipelines all schedules
-are tried (``small_search``).
-
-All work is counted, so a seed finds the same schedule on every machine.
+All work is counted, so equal costs give the same schedule on every machine.
 """
 
 from __future__ import annotations
@@ -16,124 +11,104 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from suite.errors import SettingError
-from suite.pipeline.planning.lower_bound import lower_bound_s
-from suite.pipeline.planning.partial_schedule import EXACT, PartialSchedule, SchedulingProblem
-from suite.pipeline.planning.simulate import simulate
-from suite.pipeline.planning.small_search import fastest_of_all
-from suite.pipeline.planning.stage_memory import peak_bytes
+from suite.pipeline.planning.policies import CellsProblem, Policy, PolicyPlayer
+from suite.pipeline.planning.simulate import seconds_of
 from suite.pipeline.schedule.action import Schedule
 
-ACTIONS_PER_S, PARTIAL_SCHEDULES_PER_S = 100_000, 25_000
-"""The work of a second: on one core of 2020, actions of policies, and partial schedules of small pipelines."""
+EXACT = 1 - 1e-9
+"""Times closer than this factor count as equal: they may be rounded sums of the same seconds."""
 
-MAX_POLICIES = 400
-"""Tried to their end; many more are given up before."""
-SMALL_CELLS, SMALL_MICRO_BATCHES = 6, 3
-"""The largest pipeline whose schedules are all tried, with two cells per stage at most."""
-
-_PATIENCE = (0.0, 0.1, 0.3, 0.5, 0.8, 1.0)
+CLIMBED_ACTIONS = 300_000
+"""How many actions a climb plays."""
 
 
-def search(
-    problem: SchedulingProblem, starts: Sequence[Schedule] = (), seconds: float = 10.0, seed: int = 0
-) -> Schedule | None:
-    """Returns the fastest schedule found that ``validate`` accepts and that fits the problem's memory, by the step time
-    of ``simulate``; None if none is found. It is never slower than any of ``starts`` that fits. Each cell takes its
-    micro-batches in order.
+class Search:
+    """The fastest policy so far, for given cells."""
 
-    Policies and partial schedules are tried for ``seconds`` at the rates above; the clock is not read. Raises
-    SettingError for no time.
-    """
-    if seconds <= 0:
-        raise SettingError(f"the search for a schedule has {seconds} s; it needs more than 0")
-    costs, micro_batches, cell_to_stage = problem.costs, problem.micro_batches, problem.placement.cell_to_stage
+    def __init__(self, problem: CellsProblem, bound_s: float) -> None:
+        """No step is shorter than ``bound_s``: a search that comes so far ends."""
+        self.problem, self._bound_s = problem, bound_s
+        self.best: tuple[Policy, PolicyPlayer] | None = None
+        """The policy, and its schedule as it was played; None if no policy makes one."""
 
-    def step_s(schedule: Schedule) -> float:
-        return simulate(schedule, costs, problem.links, problem.flow, cell_to_stage).seconds
+    def try_family(self) -> None:
+        """Plays the policies of the family."""
+        family = _family(self.problem)
+        chosen = {name: values[0] for name, values in family.items()}
+        for name, values in [*family.items()] * 2:
+            for value in values:
+                changed = {**chosen, name: value}
+                if self.best is not None and not self.best[1].was_refused and changed["fill_and_keep"][1] != "all":
+                    continue  # memory is enough for all graphs
+                if (self.best is None or changed != chosen) and self._play(_policy(self.problem, **changed))[0]:
+                    chosen = changed
 
-    def fits(schedule: Schedule) -> bool:
-        stages = zip(schedule, problem.stage_memory, strict=True)
-        return all(peak_bytes(actions, *cells, flow=problem.flow) <= problem.limit_bytes for actions, cells in stages)
+    def climb(self) -> None:
+        """Changes the best policy at random, and keeps what is not slower."""
+        rng, left = random.Random(0), CLIMBED_ACTIONS
+        while self.best is not None and left > 0 and self.best[1].step_s * EXACT > self._bound_s:
+            left -= self._play(_changed(self.best[0], self.problem.micro_batches, rng))[1]
 
-    if not fits([[] for _ in problem.own]):  # the update alone needs more
-        return None
-    best = min((start for start in starts if fits(start)), key=step_s, default=None)
-    bound = lower_bound_s(problem)
-    most = min(int(seconds * ACTIONS_PER_S), MAX_POLICIES * 3 * len(costs) * micro_batches)
-    found = _climb(problem, bound, max(1, most), random.Random(seed))
-    if found and not found[-1].can_run():  # it may have led the climb astray
-        found = _climb(problem, bound, max(1, most), random.Random(seed), can_run=True)
-    below = min(max(found[-1].free) if found else math.inf, step_s(best) if best else math.inf)
-    is_small = len(costs) <= min(SMALL_CELLS, 2 * problem.placement.stages) and micro_batches <= SMALL_MICRO_BATCHES
-    if below * EXACT > bound and is_small:
-        found += fastest_of_all(problem, below, int(seconds * PARTIAL_SCHEDULES_PER_S))
-    if not found:
-        return best
-    schedule = found[-1].schedule()
-    assert fits(schedule), "what a partial schedule holds is what its stages need"
-    return schedule if best is None or step_s(schedule) < step_s(best) else best
+    @property
+    def step_s(self) -> float:
+        """The seconds of the shortest step, with the longest update."""
+        assert self.best is not None
+        updates = [sum(self.problem.costs[cell].update_s for cell in own) for own in self.problem.own]
+        return self.best[1].step_s + max(updates)
 
+    def schedule(self) -> Schedule:
+        """Returns the schedule of the shortest step."""
+        assert self.best is not None
+        return self.best[1].play.schedule()
 
-@dataclass(frozen=True, slots=True)
-class _Policy:
-    """How free stages choose their next action; numbers of micro-batches for each cell, but for the last three."""
-
-    ahead: tuple[int, ...]
-    """How far forwards may run ahead of backwards."""
-    graphs: tuple[int, ...]
-    """The most graphs that are kept at once."""
-    first_split: tuple[int, ...]
-    """How many backwards at the beginning defer their weight gradients."""
-    last_split: tuple[int, ...]
-    """How many at the end do."""
-    order: tuple[tuple[tuple[str, int], ...], ...]
-    """Of each stage: kinds and cells, the first choice first."""
-    drops: bool = False
-    """Whether a forward whose graph has no room runs without, to be recomputed; else it waits for room."""
-    patience: float = 0.1
-    """The share of an action's time for which a stage rather waits for a better choice that it knows will come."""
+    def _play(self, policy: Policy) -> tuple[bool, int]:
+        """Plays a policy; returns whether it is kept, because none was faster, and how many actions it took."""
+        player = PolicyPlayer(self.problem, policy)
+        is_kept = player.step_s < math.inf and (self.best is None or player.score <= self.best[1].score)
+        if is_kept:
+            self.best = policy, player
+        return is_kept, 1 + sum(map(len, player.play.rows))
 
 
-def _family(problem: SchedulingProblem) -> dict[str, list[Any]]:
+def _family(problem: CellsProblem) -> dict[str, list[Any]]:
     """Returns the values of each argument of ``_policy`` that are worth trying, the likeliest first."""
-    is_tight = not all(problem.holds_all)
-    keeps = ["all", "what fits", "nothing"] if is_tight and problem.may_recompute else ["all"]
-    has_many = any(len(own) > 1 for own in problem.own)
+    keeps = ["all", "what fits", "nothing"] if problem.may_recompute else ["all"]
+    has_many, splits = len(problem.own[0]) > 1, any(cost.weight_grad_s for cost in problem.costs)
     return {
         "fill_and_keep": list(product((1.5, 1.0, 2.0, 3.0, 0.75, 0.5, 0.25), keeps)),
-        "split": ["all", "last", "first and last"] if any(cost.split_s for cost in problem.costs) else ["all"],
+        "split": ["all", "last", "first and last"] if splits else ["all"],
         "backwards_first": [True, False],
         "step": [1, -1] if has_many else [1],
-        "weights_first": [False, True] if is_tight else [False],
+        "weights_first": [False, True] if splits else [False],
+        "patience": [0.1, 0.0, 0.3],
     }
 
 
 def _policy(
-    problem: SchedulingProblem,
+    problem: CellsProblem,
     fill_and_keep: tuple[float, str],
     split: str,
     backwards_first: bool,
     step: int,
     weights_first: bool,
-) -> _Policy:
+    patience: float,
+) -> Policy:
     """Returns a policy of the family: forwards run ahead ``fill`` times as far as fills the pipeline, and keep their
     graphs; ``_order`` has the rest."""
-    (fill, keep), count, cells = fill_and_keep, problem.micro_batches, range(len(problem.cell_to_stage))
-    forward, backward, deferred = (problem.seconds[kind] for kind in "FIW")
-    period = max(sum(forward[at] + backward[at] + deferred[at] for at in own) for own in problem.own)
+    (fill, keep), count, cells = fill_and_keep, problem.micro_batches, range(len(problem.costs))
+    forward, backward, deferred = (seconds_of(problem.costs)[kind] for kind in "FIW")
+    period = max(sum(forward[at] + backward[at] + deferred[at] for at in own) for own in problem.own) or 1.0
     trips = [sum(forward[at:]) + sum(backward[at:]) for at in cells]
     drains = tuple(min(count, math.ceil(sum(backward[:at]) / deferred[at])) if deferred[at] else 0 for at in cells)
-    ahead = tuple(max(1, min(count, math.ceil(fill * trip / (period or 1.0) * EXACT))) for trip in trips)
+    ahead = tuple(max(1, min(count, math.ceil(EXACT * fill * trip / period))) for trip in trips)
     every, none = (count,) * len(cells), (0,) * len(cells)
     first, last = {"all": (every, every), "last": (none, drains), "first and last": (drains, drains)}[split]
     order = tuple(_order(own, backwards_first, step, weights_first) for own in problem.own)
-    return _Policy(ahead, none if keep == "nothing" else every, first, last, order, keep == "what fits")
+    return Policy(ahead, none if keep == "nothing" else every, first, last, order, keep == "what fits", patience)
 
 
 def _order(own: Sequence[int], backwards_first: bool, step: int, weights_first: bool) -> tuple[tuple[str, int], ...]:
@@ -145,7 +120,7 @@ def _order(own: Sequence[int], backwards_first: bool, step: int, weights_first: 
     return (*weights, *choices, *recomputes) if weights_first else (*choices, *recomputes, *weights)
 
 
-def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy:
+def _changed(policy: Policy, micro_batches: int, rng: random.Random) -> Policy:
     """Returns a policy that differs in one choice, of one cell or stage or of all."""
     name = rng.choice(
         ("ahead", "ahead", "ahead", "order", "order", "patience", "drops", "graphs", "first_split", "last_split")
@@ -153,7 +128,7 @@ def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy
     if name == "drops":
         return replace(policy, drops=not policy.drops)
     if name == "patience":
-        return replace(policy, patience=rng.choice(_PATIENCE))
+        return replace(policy, patience=rng.choice((0.0, 0.1, 0.3, 0.5, 0.8, 1.0)))
     values = getattr(policy, name)
     one = rng.randrange(len(values))
     chosen = [one] if rng.random() < 0.6 else range(len(values))
@@ -172,99 +147,3 @@ def _changed(policy: _Policy, micro_batches: int, rng: random.Random) -> _Policy
         for at, value in enumerate(values)
     )
     return replace(policy, **{name: changed})  # type: ignore[arg-type]
-
-
-def _climb(
-    problem: SchedulingProblem, bound: float, most: int, rng: random.Random, can_run: bool = False
-) -> list[PartialSchedule]:
-    """Returns the schedules of better and better policies, the best one last; tries about ``most`` actions. With
-    ``can_run`` it passes by those in which messages wait forever, which takes longer."""
-    improvements: list[PartialSchedule] = []
-    best, left = (math.inf, math.inf), most
-
-    def goes_on() -> bool:
-        """Whether work is left, and the bound leaves room for a faster schedule."""
-        return left > 0 and best[0] * EXACT > bound
-
-    def is_no_slower(policy: _Policy) -> bool:
-        """Plays a policy; returns whether it is not slower than the fastest so far."""
-        nonlocal best, left
-        partial, actions = _played(problem, policy, best[0])
-        left -= max(1, actions)
-        if partial is None:
-            return False
-        score = max(partial.free), sum(partial.free)  # of equal steps the one with more free time at the end
-        if score > best:
-            return False
-        if score < best:
-            if can_run and not partial.can_run():
-                return False
-            improvements.append(partial)
-        best = score
-        return True
-
-    family, kept = _family(problem), None
-    chosen = {name: values[0] for name, values in family.items()}
-    for name, values in [*family.items()] * 2:
-        for value in values:
-            if goes_on() and (kept is None or value != chosen[name]):
-                tried = _policy(problem, **{**chosen, name: value})
-                if is_no_slower(tried):
-                    kept, chosen[name] = tried, value
-    while kept is not None and goes_on():
-        tried = _changed(kept, problem.micro_batches, rng)
-        if is_no_slower(tried):
-            kept = tried
-    return improvements
-
-
-def _played(problem: SchedulingProblem, policy: _Policy, below: float) -> tuple[PartialSchedule | None, int]:
-    """Returns the schedule of a policy, and how many actions were tried. The schedule is None if all stages wait for
-    memory that nothing frees, or if it cannot take less than ``below``."""
-    partial, actions = PartialSchedule(problem), 0
-    events = [(0.0, k) for k in range(problem.placement.stages)]
-    while events:
-        now, k = heappop(events)
-        if now < partial.free[k]:
-            continue
-        kind, at, time = _choice(partial, policy, k, now)
-        if kind:
-            end = partial.run(kind, at, now)
-            actions += 1
-            if actions % (4 * len(problem.cell_to_stage)) == 0 and partial.least_end(now) > below:
-                return None, actions
-            heappush(events, (end, k))
-            direction = 1 if kind in "Ff" else -1
-            for receiver in problem.receivers[direction][at] if kind not in "RW" else ():
-                heappush(events, (end, receiver))
-        elif time < math.inf:
-            heappush(events, (time, k))
-    return partial if partial.is_complete() else None, actions
-
-
-def _choice(partial: PartialSchedule, policy: _Policy, k: int, now: float) -> tuple[str, int, float]:
-    """Returns kind and cell of a free stage's next action; an empty kind if it has none before some later time."""
-    known = math.inf
-    for kind, at in policy.order[k]:
-        cell = partial.cells[at]
-        if kind == "F" and cell.forwards - cell.backwards >= policy.ahead[at]:
-            continue
-        start = partial.earliest_start(kind, at)
-        if start is None:
-            continue
-        if start > now:
-            known = min(known, start)
-            continue
-        if known - now < policy.patience * partial.problem.seconds[kind][at]:
-            continue
-        kinds = kind
-        if kind == "F":
-            kinds = ("Ff" if policy.drops else "F") if cell.graphs < policy.graphs[at] else "f"
-            kinds = kinds if partial.problem.may_recompute else "F"
-        elif kind == "B":
-            last = partial.problem.micro_batches - cell.backwards <= policy.last_split[at]
-            kinds = "IB" if last or cell.backwards < policy.first_split[at] else "BI"
-        for each in kinds:
-            if partial.fits(each, at, leaves_room=each in "FfR"):
-                return each, at, now
-    return "", 0, known

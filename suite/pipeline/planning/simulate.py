@@ -1,9 +1,7 @@
 """Simulates a schedule with given costs and links: when each stage does what, and how long a step takes.
 
-``suite.pipeline.schedule.playback`` plays it: over a link of long latency receives are posted late, which delays
-messages. Not simulated are a step's metadata (three latencies a stage, mostly hidden) and the collectives at its end.
-
-The same lists of actions are validated, drawn, simulated, and run by the executor.
+``suite.pipeline.schedule.play`` plays it. The update at its end waits for all stages, whose gradient norm it needs. Not
+simulated are a step's metadata (three latencies a stage, mostly hidden).
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from dataclasses import dataclass
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning.costs import MessageCost
-from suite.pipeline.schedule.action import Action, of_kind
+from suite.pipeline.planning.costs import LayerCost, MessageCost, message_costs
+from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
-from suite.pipeline.schedule.playback import Playback, Route
+from suite.pipeline.schedule.play import Route, Seconds, play
 from suite.pipeline.schedule.timeline import Span, Timeline
 
 
@@ -130,12 +128,26 @@ def simulate(
     """
     _check(len(schedule), cells, link)
     placement = CellPlacement(len(schedule), cell_to_stage)
-    recomputed = [of_kind(actions, "R") for actions in schedule]
-    own = [placement.on_stage(stage, cells) for stage in range(placement.stages)]
+    played = play(schedule, seconds_of(cells), routes_of(cells, link, placement), flow, cell_to_stage)
+    if played.stuck:
+        waiting = ", ".join(f"stage {k} at {action}" for k, action in played.stuck.items())
+        raise SettingError(f"the schedule deadlocks: {waiting} wait for each other")
+    rows = played.rows
+    end = max((row[-1].end for row in rows if row), default=0.0) + norm_all_reduce_s
+    for k, row in enumerate(rows):
+        update = sum(cell.update_s for cell in placement.on_stage(k, cells))
+        if update:
+            row.append(Span("U", -1, end, end + update))
+    return Timeline(tuple(tuple(row) for row in rows))
 
-    def seconds(stage: int, action: Action) -> float:
-        cost = own[stage][action.virtual_stage]
-        return cost.seconds(action.kind, (action.virtual_stage, action.micro_batch) in recomputed[stage])
+
+def seconds_of(cells: Sequence[CellCost]) -> Seconds:
+    """Returns the seconds of the cells' actions."""
+    return {kind: [cell.seconds(kind.upper(), kind == "f") for cell in cells] for kind in "FfRIBW"}
+
+
+def routes_of(cells: Sequence[CellCost], link: Link | Links, placement: CellPlacement) -> list[Route]:
+    """Returns the routes of the messages between cells; of those of one stage only neighbours."""
 
     def route(source: int, target: int, activation_bytes: int, gradient_bytes: int) -> Route:
         between = link.between(placement.stage_of(source), placement.stage_of(target))
@@ -143,23 +155,12 @@ def simulate(
         return Route(source, target, activation_bytes / rate, gradient_bytes / rate, between.latency_s)
 
     routes = [route(k, k + 1, cells[k].activation_bytes, cells[k + 1].gradient_bytes) for k in range(len(cells) - 1)]
-    routes += [
+    return routes + [
         route(k, far.to, far.activation_bytes, far.gradient_bytes)
         for k, cell in enumerate(cells)
         for far in cell.far_messages
         if placement.crosses(k, far.to)
     ]
-    playback = Playback(schedule, seconds, routes, flow, cell_to_stage=cell_to_stage)
-    if playback.stuck:
-        waiting = ", ".join(f"stage {k} at {action}" for k, action in playback.stuck.items())
-        raise SettingError(f"the schedule deadlocks: {waiting} wait for each other")
-    rows = playback.rows
-    end = max((row[-1].end for row in rows if row), default=0.0) + norm_all_reduce_s
-    for k, row in enumerate(rows):
-        update = sum(cell.update_s for cell in own[k])
-        if update:
-            row.append(Span("U", -1, end, end + update))
-    return Timeline(tuple(tuple(row) for row in rows))
 
 
 def _check(stages: int, cells: Sequence[CellCost], link: Link | Links) -> None:
@@ -174,3 +175,42 @@ def _check(stages: int, cells: Sequence[CellCost], link: Link | Links) -> None:
             faults.append(f"the link has a latency of {each_link.latency_s} s and {each_link.bytes_per_s} bytes/s")
     if faults:
         raise SettingError(f"a step cannot be simulated: {'; '.join(faults)}; costs must be finite and not negative")
+
+
+def cell_costs(
+    costs: Sequence[LayerCost],
+    cells: Sequence[range],
+    placement: CellPlacement,
+    link: Link | Links,
+    reduce_s_per_byte: float = 0.0,
+) -> list[CellCost]:
+    """Returns the costs of cells of these layers. Replicas reduce a byte of gradients in ``reduce_s_per_byte``."""
+    sent = [message_costs(costs, cells, k) for k in range(len(cells))]
+    forward_s, backward_s = [0.0] * len(cells), [0.0] * len(cells)
+    for source, messages in enumerate(sent):
+        for message in messages:
+            if placement.crosses(source, message.to):
+                between = link.between(placement.stage_of(source), placement.stage_of(message.to))
+                for end in (source, message.to):
+                    forward_s[end] += between.busy_s(message.activation_bytes)
+                    backward_s[end] += between.busy_s(message.gradient_bytes)
+    found = []
+    for k, cell in enumerate(cells):
+        inside = [costs[index] for index in cell]
+        gradient_bytes = 4 * sum(cost.parameters - cost.frozen for cost in inside)
+        found.append(
+            CellCost(
+                forward_s=sum(cost.forward_s for cost in inside),
+                recompute_s=sum(cost.recompute_s for cost in inside),
+                backward_s=sum(cost.backward_s for cost in inside),
+                weight_grad_s=sum(cost.weight_grad_s for cost in inside),
+                split_s=sum(cost.split_s for cost in inside),
+                update_s=sum(cost.update_s for cost in inside) + reduce_s_per_byte * gradient_bytes,
+                activation_bytes=sent[k][0].activation_bytes if sent[k] else 0,
+                gradient_bytes=sent[k - 1][0].gradient_bytes if k else 0,
+                far_messages=tuple(sent[k][1:]),
+                forward_messages_s=forward_s[k],
+                backward_messages_s=backward_s[k],
+            )
+        )
+    return found

@@ -96,7 +96,7 @@ class Executor:
         waits = schedule_config.transport == "nccl" and coord.stages > 1
         self._cold = {True, False} if waits else set()
         """Modes, training or not, in which no kernel has been launched. On NCCL a first launch may wait for the posted
-        receives (``suite.pipeline.schedule.nccl_deadlock``)."""
+        receives (``suite.pipeline.schedule.play``)."""
 
     def train(self, batch: ReplicaBatch | None, step: int) -> LossSums:
         """Runs the forwards, recomputes and backwards of one mini-batch. Only the first and last stage need ``batch``.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
-from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.action import Action, Kind, Schedule
+from suite.pipeline.schedule.flow_control import FlowControl
+from suite.pipeline.schedule.play import Play, Route
 
 
 def fill_drain(stages: int, micro_batches: int) -> Schedule:
@@ -123,40 +123,29 @@ def _greedy(stages: int, micro_batches: int, virtual_stages: int, backward: Kind
         count[action.direction] += 1
         return action
 
-    length = len(forwards) * (3 if defers else 2)
-    return play_in_units(CellPlacement(stages), stages * virtual_stages - 1, length, next_action)
+    return play_in_units(CellPlacement(stages), stages * virtual_stages, micro_batches, next_action)
 
 
 NextAction = Callable[[int, Callable[[Action], bool]], Action | None]
 """Returns what a stage runs now, or None to wait; the second argument tells whether an action's input has arrived."""
 
 
-def play_in_units(placement: CellPlacement, last_cell: int, length: int, next_action: NextAction) -> Schedule:
-    """Plays all stages in equal units of time, each action one, until every stage has run ``length`` actions.
+def play_in_units(placement: CellPlacement, cells: int, micro_batches: int, next_action: NextAction) -> Schedule:
+    """Plays all stages in equal units of time, each action one; no message takes time, and no send waits."""
+    units, routes = dict.fromkeys("FIBW", [1.0] * cells), [Route(at, at + 1) for at in range(cells - 1)]
+    no_limits = FlowControl(micro_batches, micro_batches, 2 * micro_batches + 1)
+    player = Play(placement, cells, units, routes, no_limits)
 
-    Raises SettingError when no stage can run any: they would wait for each other forever.
-    """
-    schedule: Schedule = [[] for _ in range(placement.stages)]
-    ends: dict[tuple[int, int, int], int] = {}  # by direction, cell and micro-batch
-    unit = 0
+    def choose(k: int, now: float) -> tuple[str, int, int, float] | None:
+        def has_arrived(action: Action) -> bool:
+            cell = action.cell(k, placement)
+            if action.direction < 0 and player.done[1][cell] <= action.micro_batch:
+                return False
+            start = player.start_of(action.direction, cell, now)
+            return start is not None and start <= now
 
-    def has_arrived(k: int, action: Action) -> bool:
-        direction, cell = action.direction, action.cell(k, placement)
-        if direction == 0 or (direction, cell) == (1, 0):
-            return True
-        source = (1, cell) if (direction, cell) == (-1, last_cell) else (direction, cell - direction)
-        return ends.get((*source, action.micro_batch), unit + 1) <= unit
+        action = next_action(k, has_arrived)
+        return None if action is None else (action.kind, action.cell(k, placement), action.micro_batch, now)
 
-    while any(len(actions) < length for actions in schedule):
-        idle = True
-        for k, actions in enumerate(schedule):
-            action = next_action(k, partial(has_arrived, k))
-            if action is not None:
-                idle = False
-                actions.append(action)
-                ends[action.direction, action.cell(k, placement), action.micro_batch] = unit + 1
-        if idle:
-            done = ", ".join(f"{len(actions)} of stage {k}" for k, actions in enumerate(schedule))
-            raise SettingError(f"no stage can continue after {done}, of {length} actions each; raise the limits")
-        unit += 1
-    return schedule
+    player.play(choose)
+    return player.schedule()

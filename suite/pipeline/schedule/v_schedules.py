@@ -147,4 +147,4 @@ def _squeezed(block: _Block, limits: _HeldLimits, micro_batches: int) -> Schedul
         return block[k][action.virtual_stage][action.kind] + _PERIOD * action.micro_batch
 
     stages = len(block)
-    return play_in_units(CellPlacement(stages, v_shaped(stages)), 2 * stages - 1, _PERIOD * micro_batches, next_action)
+    return play_in_units(CellPlacement(stages, v_shaped(stages)), 2 * stages, micro_batches, next_action)

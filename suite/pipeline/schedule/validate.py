@@ -6,14 +6,14 @@ Activations go from each cell to the next, gradients back; ``CellPlacement`` say
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import flow_control
-from suite.pipeline.schedule.nccl_deadlock import Wait, launched
-from suite.pipeline.schedule.playback import Playback, Route, message_orders
+from suite.pipeline.schedule.play import Played, Route, play
 from suite.pipeline.schedule.timeline import Span
 
 DRAWN_STAGES, DRAWN_UNITS = 16, 40
@@ -32,28 +32,23 @@ def validate(
 
     In each of its cells every stage must run each micro-batch's ``F`` once and, to train, its ``B``, or ``I`` and later
     ``W``, once after it with at most one ``R`` between. Messages between two cells arrive in the order in which they
-    were sent. No stage may wait forever: neither for a message nor, on gloo, because too many of its sends are in
-    flight (``suite.pipeline.runtime.p2p``), nor, on NCCL, in a cycle of waits (``nccl_deadlock``); for that ``pairs``
-    are the cells that exchange messages, only neighbours if empty; ``cell_to_stage`` as in ``CellPlacement``.
+    were sent. No stage may wait forever, neither for a message nor because too many of its sends are in flight.
+    ``pairs`` are the cells that exchange messages, only neighbours if empty; ``cell_to_stage`` as in ``CellPlacement``.
 
-    Raises SettingError with the faulty stage and action, with the timeline up to the deadlock, cut to at most
-    DRAWN_STAGES by DRAWN_UNITS cells around it, or with the circle of waits on NCCL.
+    Raises SettingError with the faulty stage and action, or with the timeline up to the deadlock, cut to at most
+    DRAWN_STAGES by DRAWN_UNITS cells around it.
     """
     virtual_stages = virtual_stages_of(schedule)
     _check_each_stage(schedule, virtual_stages, micro_batches, train)
     placement = CellPlacement(len(schedule), cell_to_stage)
     _check_message_order(schedule, virtual_stages, placement)
-    routes = [Route(at, at + 1) for at in range(len(schedule) * virtual_stages - 1)]
+    cells = len(schedule) * virtual_stages
     flow = flow_control(transport, len(schedule), virtual_stages)
-    playback = Playback(schedule, lambda stage, action: 1.0, routes, flow, transport == "gloo", cell_to_stage)
-    if playback.stuck:
-        raise SettingError(_deadlock(playback, flow.max_inflight_sends))
-    if transport == "nccl" and (circle := launched(schedule, flow, pairs, cell_to_stage).circle()):
-        raise SettingError(
-            "the schedule deadlocks on NCCL, where a message waits until both stages have come to it; let no stage run "
-            f"so far ahead, or use pipeline.schedule=auto\n{draw_circle(circle)}"
-        )
-    return playback.rows
+    routes = [Route(*pair) for pair in sorted({*pairwise(range(cells)), *pairs})]
+    played = play(schedule, dict.fromkeys("FfRIBW", [1.0] * cells), routes, flow, cell_to_stage)
+    if played.stuck:
+        raise SettingError(_deadlock(played, flow.max_inflight_sends))
+    return played.rows
 
 
 def draw(timeline: Sequence[Sequence[str]], first_stage: int = 0) -> str:
@@ -62,12 +57,6 @@ def draw(timeline: Sequence[Sequence[str]], first_stage: int = 0) -> str:
     return "\n".join(
         f"stage {k:<3} " + " ".join(cell.ljust(width) for cell in row) for k, row in enumerate(timeline, first_stage)
     )
-
-
-def draw_circle(circle: Sequence[Wait]) -> str:
-    """Returns a circle of waits as text, a line each; its first one stands again at the end."""
-    first, *others = map(str, circle)
-    return "\n".join([first, *(f"  waits for {wait}" for wait in (*others, first))])
 
 
 def texts_by_unit(rows: Sequence[Sequence[Span]]) -> list[list[str]]:
@@ -80,9 +69,9 @@ def texts_by_unit(rows: Sequence[Sequence[Span]]) -> list[list[str]]:
     return timeline
 
 
-def _deadlock(playback: Playback, sends_in_flight: int) -> str:
+def _deadlock(played: Played, sends_in_flight: int) -> str:
     """Returns the message of a deadlock: which stages wait at which action, and the timeline around it."""
-    stuck, timeline = playback.stuck, texts_by_unit(playback.rows)
+    stuck, timeline = played.stuck, texts_by_unit(played.rows)
     center = _deadlock_center(stuck)
     stages = len(timeline)
     first = max(0, min(center + 1 - DRAWN_STAGES // 2, stages - DRAWN_STAGES))
@@ -90,8 +79,8 @@ def _deadlock(playback: Playback, sends_in_flight: int) -> str:
     text = ", ".join(f"stage {k} at {stuck[k]}" for k in drawn if k in stuck)
     others = len(stuck) - sum(k in stuck for k in drawn)
     text = f"the schedule deadlocks: {text}{f' and {others} other stages' if others else ''} wait for each other"
-    if playback.full:
-        names = ", ".join(map(str, playback.full[:DRAWN_STAGES]))
+    if played.full:
+        names = ", ".join(map(str, played.full[:DRAWN_STAGES]))
         text += f"; at stage {names} more than {sends_in_flight} messages would be in flight"
     end = max((unit + 1 for k in drawn for unit, cell in enumerate(timeline[k]) if cell != "."), default=0)
     start = max(0, end - DRAWN_UNITS)
@@ -164,3 +153,14 @@ def _check_message_order(schedule: Sequence[Sequence[Action]], virtual_stages: i
                 raise SettingError(
                     f"stages {here} and {there} disagree on the order of {what}: {own_order} against {next_order}"
                 )
+
+
+def message_orders(schedule: Sequence[Sequence[Action]], placement: CellPlacement) -> dict[tuple[int, int], list[int]]:
+    """Returns the micro-batches of all actions in order, by their direction and cell."""
+    orders: dict[tuple[int, int], list[int]] = {}
+    local_cells = range(virtual_stages_of(schedule))
+    for k, actions in enumerate(schedule):
+        cells = [placement.cell_of(virtual_stage, k) for virtual_stage in local_cells]
+        for action in actions:
+            orders.setdefault((action.direction, cells[action.virtual_stage]), []).append(action.micro_batch)
+    return orders

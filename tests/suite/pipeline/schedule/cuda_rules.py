@@ -1,4 +1,4 @@
-"""The proof of ``nccl_deadlock`` with two more rules of CUDA: launches that wait for an idle device, and few queues."""
+"""The proof of ``nccl_proof`` with two more rules of CUDA: launches that wait for an idle device, and few queues."""
 
 from collections.abc import Collection
 from functools import partial
@@ -6,10 +6,10 @@ from typing import Literal
 from unittest.mock import patch
 
 from suite.pipeline.model.topology import CellPair
-from suite.pipeline.schedule import nccl_deadlock
+from tests.suite.pipeline.schedule import nccl_proof
 from suite.pipeline.schedule.action import Action, Schedule, virtual_stages_of
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
-from suite.pipeline.schedule.nccl_deadlock import StageLaunches, Wait, Waits
+from tests.suite.pipeline.schedule.nccl_proof import StageLaunches, Wait, Waits
 
 IdleWaits = Literal["never", "first launch", "every launch"]
 """Which actions wait until the device is idle: the first of each kind in each cell, whose kernels are loaded lazily; or
@@ -65,8 +65,8 @@ def launched(
     queues: int | None = None,
     cell_to_stage: tuple[int, ...] = (),
 ) -> Waits:
-    """Returns the waits of ``nccl_deadlock.launched`` under these rules; ``flow`` is by default that of NCCL."""
+    """Returns the waits of ``nccl_proof.launched`` under these rules; ``flow`` is by default that of NCCL."""
     rules = partial(CudaLaunches, idle_waits=idle_waits, warms_up=warms_up, queues=queues)
     flow = flow or flow_control("nccl", len(schedule), virtual_stages_of(schedule))
-    with patch.object(nccl_deadlock, "StageLaunches", rules):
-        return nccl_deadlock.launched(schedule, flow, pairs, cell_to_stage)
+    with patch.object(nccl_proof, "StageLaunches", rules):
+        return nccl_proof.launched(schedule, flow, pairs, cell_to_stage)
