@@ -124,8 +124,9 @@ class Play:
         """The last messages of each cell: to its neighbours together, and to each cell further away."""
         self._started = {placement.cell_of(0, stage) for stage in range(placement.stages)}
         """Cells whose stage has come to their first action: it has posted their first receives."""
-        self._full: dict[int, tuple[_Queue, int]] = {}
-        """By stage, the message that must be transferred before the stage goes on."""
+        self._full: dict[int, tuple[_Queue, int, Sequence[_Queue]]] = {}
+        """By stage, the message that must be transferred before the stage goes on, and the queues of what it has yet to
+        send of its last action."""
         self._events = [(0.0, stage) for stage in range(placement.stages)]
         for route in routes:
             self._add(1, route.source, route.target, route.forward_s, route.latency_s)
@@ -186,34 +187,40 @@ class Play:
             queue.post(queue.ahead, start)
         if self._full:
             self._wake_senders(start)
-        for queue in self._outputs[direction][cell]:
-            queue.send(end)
-            target = self.cell_to_stage[queue.target]
-            heappush(self._events, (end, target))
-            if target != stage:
-                self._send(stage, queue)
+        self._send(stage, self._outputs[direction][cell])
         heappush(self._events, (self.free[stage], stage))
 
-    def _send(self, stage: int, queue: _Queue) -> None:
-        """Puts a cell's message in flight; with too many the stage waits for the oldest."""
-        distance = abs(queue.target - queue.source)
-        sends = self._in_flight.setdefault((queue.source, _NEIGHBOURS if distance == 1 else queue.target), deque())
-        sends.append((queue, len(queue.ready) - 1))
-        if len(sends) > self._flow.max_sends_to(distance):
-            self._full[stage] = sends.popleft()
-            self._waits_for_send(stage)
+    def _send(self, stage: int, queues: Sequence[_Queue]) -> None:
+        """Sends a message of each queue, one after the other; with too many in flight the stage waits for the oldest
+        before it sends the next."""
+        for number, queue in enumerate(queues, 1):
+            queue.send(self.free[stage])
+            target = self.cell_to_stage[queue.target]
+            heappush(self._events, (self.free[stage], target))
+            if target == stage:
+                continue
+            distance = abs(queue.target - queue.source)
+            key = queue.source, _NEIGHBOURS if distance == 1 else queue.target
+            sends = self._in_flight.setdefault(key, deque())
+            sends.append((queue, len(queue.ready) - 1))
+            if len(sends) > self._flow.max_sends_to(distance):
+                self._full[stage] = *sends.popleft(), queues[number:]
+                self._waits_for_send(stage)
+                return
 
     def _waits_for_send(self, stage: int) -> bool:
-        """Whether a stage waits until a message is transferred; if it no longer does, it was free from then on."""
+        """Whether a stage waits until a message is transferred; if it no longer does, it was free from then on, and
+        sends what is left of its action."""
         if stage not in self._full:
             return False
-        queue, number = self._full[stage]
+        queue, number, left = self._full[stage]
         if queue.target not in self._started or number >= len(queue.posted):
             return True
         if number >= 0:
             self.free[stage] = max(self.free[stage], queue.arrived[number] - queue.latency_s)
         del self._full[stage]
-        return False
+        self._send(stage, left)
+        return stage in self._full
 
     def _wake_senders(self, at: float) -> None:
         for stage in list(self._full):

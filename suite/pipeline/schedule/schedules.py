@@ -148,4 +148,6 @@ def play_in_units(placement: CellPlacement, cells: int, micro_batches: int, next
         return None if action is None else (action.kind, action.cell(k, placement), action.micro_batch, now)
 
     player.play(choose)
+    forwards, backwards = player.done[1], player.done[-1]
+    assert forwards == backwards == [micro_batches] * cells, f"no stage goes on after {forwards}, {backwards}"
     return player.schedule()

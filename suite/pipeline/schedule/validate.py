@@ -81,7 +81,10 @@ def _deadlock(played: Played, sends_in_flight: int) -> str:
     text = f"the schedule deadlocks: {text}{f' and {others} other stages' if others else ''} wait for each other"
     if played.full:
         names = ", ".join(map(str, played.full[:DRAWN_STAGES]))
-        text += f"; at stage {names} more than {sends_in_flight} messages would be in flight"
+        text += (
+            f"; at stage {names} more than {sends_in_flight} messages would be in flight, so let no stage run as far "
+            "ahead, or use pipeline.schedule=auto"
+        )
     end = max((unit + 1 for k in drawn for unit, cell in enumerate(timeline[k]) if cell != "."), default=0)
     start = max(0, end - DRAWN_UNITS)
     if len(drawn) < stages or start:

@@ -11,8 +11,8 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime import p2p
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
-from tests.suite.pipeline.schedule.nccl_proof import launched
 from tests.suite.pipeline.build import build, join, mini_batch
+from tests.suite.pipeline.schedule.nccl_proof import launched
 from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 

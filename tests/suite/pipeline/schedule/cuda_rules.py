@@ -6,9 +6,9 @@ from typing import Literal
 from unittest.mock import patch
 
 from suite.pipeline.model.topology import CellPair
-from tests.suite.pipeline.schedule import nccl_proof
 from suite.pipeline.schedule.action import Action, Schedule, virtual_stages_of
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
+from tests.suite.pipeline.schedule import nccl_proof
 from tests.suite.pipeline.schedule.nccl_proof import StageLaunches, Wait, Waits
 
 IdleWaits = Literal["never", "first launch", "every launch"]

@@ -1,4 +1,4 @@
-"""Proves that a schedule cannot stop on NCCL, or names the circle of waits in which it does.
+"""Proves that a schedule cannot stop on NCCL, or names the circle of waits in which it does: the oracle of ``play``.
 
     stage 0   compute   [F0 ][F1 ]............[B0 ]    waits for the messages that it uses
               send a         [a0 ....][a1 .]           a message holds its stream, on both sides, from the moment that
@@ -228,3 +228,9 @@ class StageLaunches:
     def _before(self, stream: object) -> list[int]:
         """Returns what comes before the next operation of a stream."""
         return [*self._host, *self._before_compute, *self._stream_ends.get(stream, [])]
+
+
+def draw_circle(circle: Sequence[Wait]) -> str:
+    """Returns a circle of waits as text, a line each; its first one stands again at the end."""
+    first, *others = map(str, circle)
+    return "\n".join([first, *(f"  waits for {wait}" for wait in (*others, first))])

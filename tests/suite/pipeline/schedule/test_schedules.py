@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule import remat, schedules
 from suite.pipeline.schedule.action import Action, last_grad_actions, virtual_stages_of
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig, pipeline_errors
@@ -144,21 +143,6 @@ def test_a_name_that_no_schedule_has_is_refused():
         ScheduleConfig("gpipe").actions(2, 3)
     with pytest.raises(SettingError, match="no schedule is called 'auto'"):
         ScheduleConfig("auto").actions(2, 3)
-
-
-def test_a_generator_whose_stages_cannot_go_on_is_refused():
-    """Stage 0 waits for the gradient of its first micro-batch, stage 1 never begins it."""
-
-    def next_action(k, has_arrived):
-        forward, backward = Action("F", 0), Action("B", 0)
-        if k == 0 and not begun:
-            begun.append(forward)
-            return forward
-        return backward if k == 0 and has_arrived(backward) else None
-
-    begun = []
-    with pytest.raises(SettingError, match="no stage can continue after 1 of stage 0, 0 of stage 1, of 6 actions each"):
-        schedules.play_in_units(CellPlacement(2), 1, 6, next_action)
 
 
 @given(
