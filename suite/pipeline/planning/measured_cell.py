@@ -1,4 +1,4 @@
-"""One layer, or several one after the other, as a stage of its own: the seconds and bytes of its actions."""
+"""The seconds and bytes of the actions of a cell, of one layer or of several equal ones, as a stage of its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from suite.device import is_host, synchronize
-from suite.pipeline.model.batchnorm import recorded_bytes
-from suite.pipeline.model.layers import Tensors, frozen_values, trainable
+from suite.pipeline.model.layers import Tensors, trainable
 from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.runtime.skip import CellBoundary, Stash
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.weight_grad import DeferredGrads
 
 Update = Callable[[], None]
+MakeUpdate = Callable[[nn.Module], Update]
 Synchronize = Callable[[bool], bool]
 
 WARM_UPS, LEAST_ROUNDS = 2, 5
@@ -29,32 +29,32 @@ DEVICE_REPEATS = 4
 """Calls timed together on a GPU, to amortise its synchronisation."""
 
 
-def layer_seconds(
-    stage: Callable[[bool], MeasuredLayer], make_update: Callable[[nn.Module], Update], synchronize: Synchronize
+def seconds_of(
+    cell: Callable[[bool], MeasuredCell], make_update: MakeUpdate, synchronize: Synchronize
 ) -> dict[str, float]:
-    """Returns mean seconds of forward, recompute, backward and update, and what splitting the backward changes.
-    ``stage(defers)`` returns the layers as a stage with a full or a split backward."""
-    found = stage(False).seconds(make_update, synchronize, SECONDS_A_LAYER)
-    split = stage(True)
-    if not split.defers:
-        return found
-    split_costs = split.seconds(make_update, synchronize, SECONDS_A_LAYER / 2)
-    total_s = [
-        sum(costs[name] for name in ("recompute_s", "backward_s", "weight_grad_s")) for costs in (found, split_costs)
-    ]
-    weight = min(split_costs["weight_grad_s"], found["backward_s"])
-    return found | {"weight_grad_s": weight, "split_s": max(0.0, total_s[1] - total_s[0])}
+    """Returns mean seconds of a layer's forward, recompute, backward and update, and what splitting the backward
+    changes. ``cell(defers)`` makes the cell with a full or a split backward."""
+    whole = cell(False).seconds(make_update, synchronize)
+    split_cell = cell(True)
+    if not split_cell.defers:
+        return whole
+    split = split_cell.seconds(make_update, synchronize)
+    names = ("recompute_s", "backward_s", "weight_grad_s")
+    extra_s = sum(split[name] for name in names) - sum(whole[name] for name in names)
+    return whole | {
+        "weight_grad_s": min(split["weight_grad_s"], whole["backward_s"]),
+        "split_s": max(0.0, extra_s),
+    }
 
 
-def layer_bytes(stage: Callable[[bool], MeasuredLayer], make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
-    """Returns the sizes of a ``LayerCost``; gradients and optimizer state are allocated beforehand. A difference of two
-    measurements that vary may be below zero and then counts as none."""
-    sizes = stage(False).bytes(make_update) | {"deferred_bytes": stage(True).deferred_bytes()}
-    return {name: max(0, size) for name, size in sizes.items()}
+def bytes_of(cell: Callable[[bool], MeasuredCell], make_update: MakeUpdate) -> dict[str, int]:
+    """Returns the sizes of a ``LayerCost`` that a measurement can find. One is below zero where a layer frees what it
+    kept of an earlier forward."""
+    return cell(False).bytes(make_update) | {"deferred_bytes": cell(True).deferred_bytes()}
 
 
-class MeasuredLayer:
-    """One layer, or several equal ones, as a stage with its inputs."""
+class MeasuredCell:
+    """A stage of one cell, with its inputs."""
 
     def __init__(
         self,
@@ -86,14 +86,12 @@ class MeasuredLayer:
             hasattr(module, "gpipe_grad_queue") for module in self._stage.layers.modules()
         )
 
-    def seconds(
-        self, make_update: Callable[[nn.Module], Update], synchronize: Synchronize, least_s: float
-    ) -> dict[str, float]:
-        """Returns mean seconds of forward, recompute, backward, deferred weight gradients and update, and the rounds'
-        spread."""
+    def seconds(self, make_update: MakeUpdate, synchronize: Synchronize) -> dict[str, float]:
+        """Returns a layer's mean seconds of forward, recompute, backward, deferred weight gradients and update, and the
+        rounds' spread."""
         update = make_update(self._stage.layers)
         rounds: list[tuple[float, ...]] = []
-        deadline_s = time.perf_counter() + least_s
+        deadline_s = time.perf_counter() + SECONDS_A_LAYER / (2 if self.defers else 1)
         with self._stage.weights_cast_once():
             while synchronize(len(rounds) < WARM_UPS + LEAST_ROUNDS or time.perf_counter() < deadline_s):
                 rounds.append(self._round(update))
@@ -104,15 +102,15 @@ class MeasuredLayer:
         lower, _, upper = statistics.quantiles(map(sum, rounds[WARM_UPS:]), n=4)
         return means | {"relative_spread": upper / lower if lower else 1.0}  # 0: below the clock's resolution
 
-    def bytes(self, make_update: Callable[[nn.Module], Update]) -> dict[str, int]:
-        """Returns the sizes of a ``LayerCost``; gradients and optimizer state are allocated beforehand."""
+    def bytes(self, make_update: MakeUpdate) -> dict[str, int]:
+        """Returns sizes of a ``LayerCost``; gradients and optimizer state are allocated beforehand."""
         device, update = self._stage.device, make_update(self._stage.layers)
         self._backward(*self._recomputed(), [])
         update()
         for parameter in trainable(self._stage.layers):
             parameter.grad = torch.zeros_like(parameter)
         with self._stage.weights_cast_once():
-            with tracked_memory(device) as first:
+            with tracked_memory(device) as first_forward:
                 self._forward()
             with tracked_memory(device) as forward:
                 self._forward()
@@ -126,10 +124,7 @@ class MeasuredLayer:
         with tracked_memory(device) as updating:
             update()
         return {
-            "parameters": sum(parameter.numel() for parameter in self._stage.layers.parameters()),
-            "frozen": frozen_values(self._stage.layers),
-            "recorded_bytes": sum(map(recorded_bytes, self._stage.layers)),
-            "cast_bytes": first.change - forward.change,
+            "cast_bytes": first_forward.change - forward.change,
             "activation_bytes": graph.change,
             "forward_peak_bytes": forward.peak,
             "graph_peak_bytes": graph.peak,
@@ -146,11 +141,11 @@ class MeasuredLayer:
             parameter.grad = torch.zeros_like(parameter)
         with self._stage.weights_cast_once():
             self._forward()
-            with tracked_memory(self._stage.device) as standing:
+            with tracked_memory(self._stage.device) as held:
                 saved, gradients = self._recomputed()
                 self._backward(saved, gradients, deferred)
                 del saved, gradients
-        return standing.change
+        return held.change
 
     def _new_micro_batch(self) -> CellMicroBatch:
         return CellMicroBatch(self._inputs, self._arriving, self._leaving)
