@@ -34,8 +34,7 @@ from suite.errors import PlacementError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device, Machine, this_device
-from suite.pipeline.planning.measure import COPIES
-from suite.pipeline.planning.measured_cell import LEAST_ROUNDS, WARM_UPS
+from suite.pipeline.planning.measure import COPIES, LEAST_ROUNDS, WARM_UPS
 
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements

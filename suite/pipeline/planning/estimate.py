@@ -125,7 +125,12 @@ def _estimate(
         with op_cost.phase() as backward:
             torch.autograd.backward(starts, gradients)
         weight_s, deferred_bytes = _deferred(layer, inputs, run, op_cost)
-    return _of_parameters(layer, device, optimizer) | {
+    sizes, frozen = [parameter.numel() for parameter in trainable(layer)], frozen_values(layer)
+    return {
+        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
+        "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
+        "parameters": sum(sizes) + frozen,
+        "frozen": frozen,
         "forward_s": forward.seconds,
         "recompute_s": graph.seconds,
         "backward_s": backward.seconds,
@@ -139,17 +144,6 @@ def _estimate(
         "recorded_bytes": recorded_bytes(layer),
         "weight_grad_s": min(weight_s, backward.seconds),
         "deferred_bytes": deferred_bytes,
-    }
-
-
-def _of_parameters(layer: nn.Module, device: Device, optimizer: OptimizerSettings) -> dict[str, Any]:
-    """Returns the costs that depend on the parameters alone."""
-    sizes, frozen = [parameter.numel() for parameter in trainable(layer)], frozen_values(layer)
-    return {
-        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
-        "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
-        "parameters": sum(sizes) + frozen,
-        "frozen": frozen,
     }
 
 

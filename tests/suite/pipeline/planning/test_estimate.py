@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from models import blocks, resnet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import SettingError
-from suite.pipeline.planning import measured_cell
+from suite.pipeline.planning import measure as measuring
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import DEVICES, Device, find_device
 from suite.pipeline.planning.estimate import CudaDropout, OpCostMode, estimate
@@ -85,7 +85,7 @@ def estimated(make, loss, data, device=PRODUCTS, optimizer=ADAMW):
 
 
 def measured(make, loss, data, monkeypatch, optimizer=ADAMW):
-    monkeypatch.setattr(measured_cell, "SECONDS_A_LAYER", 0.0)
+    monkeypatch.setattr(measuring, "SECONDS_A_LAYER", 0.0)
     return measure(
         without_bytes(estimated(make, loss, data, optimizer=optimizer)),
         on_meta(make),

@@ -11,12 +11,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from experiments.tables import sleeping
 from experiments.tables.sleeping import SyntheticLayer
 from suite.pipeline.planning import measure as measuring
-from suite.pipeline.planning import measured_cell
 from suite.pipeline.planning.costs import check_costs
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
-from suite.pipeline.planning.measure import measure
-from suite.pipeline.planning.measured_cell import LEAST_ROUNDS, WARM_UPS
+from suite.pipeline.planning.measure import LEAST_ROUNDS, WARM_UPS, measure
 from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import OptimizerSettings
@@ -155,13 +153,13 @@ class Unmarked(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr(measured_cell, "SECONDS_A_LAYER", 0.0)
+    monkeypatch.setattr(measuring, "SECONDS_A_LAYER", 0.0)
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(measured_cell, "time", clock)
+    monkeypatch.setattr(measuring, "time", clock)
     monkeypatch.setattr(sleeping, "time", clock)
     return clock
 
@@ -383,8 +381,8 @@ def test_processes_measure_while_they_agree_to():
 
 
 def test_rounds_drawn_out_by_other_work_do_not_count():
-    assert measured_cell._ordinary_mean([1.0, 1.2, 1.4, 9.0, 1.2]) == pytest.approx(1.2)
-    assert measured_cell._ordinary_mean([0.0, 0.0, 1.0]) == 0.0
+    assert measuring._ordinary_mean([1.0, 1.2, 1.4, 9.0, 1.2]) == pytest.approx(1.2)
+    assert measuring._ordinary_mean([0.0, 0.0, 1.0]) == 0.0
 
 
 def test_allocation_follows_what_is_made_and_freed():
