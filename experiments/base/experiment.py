@@ -25,7 +25,7 @@ from suite.errors import SettingError
 from suite.log import Log
 from suite.paths import hide_secrets
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.profile import Sample
+from suite.pipeline.planning.sample import Sample
 from suite.pipeline.schedule import csv_file
 from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, PipelineSettings, TrackingSettings
 from suite.training.trackers import Tracker

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from suite.pipeline.planning.profile import Sample
+from suite.pipeline.planning.sample import Sample
 from suite.settings import OptimizerSettings, PipelineSettings
 
 

@@ -25,7 +25,7 @@ from suite.pipeline.model.layers import Tensors, empty_on, reset_all
 from suite.pipeline.model.microbatch import even_split_sizes
 from suite.pipeline.model.rng import initial_seed, seeded
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import CustomTrainSettings, OptimizerSettings, PipelineSettings
 from suite.train_spec import TrainSpec
 from suite.training.metrics import own_metrics

@@ -18,7 +18,7 @@ from suite.log import Log
 from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.microbatch import even_split_sizes
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import AUTO, ImageSettings, ImageTrainSettings, OptimizerSettings
 from suite.training.validation import Criterion
 

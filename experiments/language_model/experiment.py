@@ -17,7 +17,7 @@ from models.loss import TranslationLoss
 from suite.log import Log
 from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import DocumentSettings, DocumentTrainSettings, OptimizerSettings
 
 LAPTOP_STEPS, LAPTOP_WARMUP_STEPS = 4000, 100

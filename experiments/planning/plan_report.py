@@ -18,8 +18,9 @@ from experiments.base.workload import Measurable
 from experiments.report.table import aligned
 from models.chunked_loss import set_logits_bytes
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import GIB, Device, Machine
-from suite.pipeline.planning.flops import StepFlops, count_flops, step_flops
+from suite.pipeline.planning.devices import DEVICES, GIB, Device, Machine
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.flops import StepFlops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -100,12 +101,13 @@ class PlanReport:
 
         Raises what the layers raise on fake tensors.
         """
-        layers, loss = self.build()
+        layers, loss = self.experiment.build()
+        set_logits_bytes(layers, 1 << 62)  # chunks are computed again, which is not model work
         sample, pipeline = self.experiment.sample(), self.plan.pipeline
-        counts = count_flops(layers, loss, sample.typical.inputs, sample.typical.targets)
+        costs = estimate(layers, loss, sample.typical, DEVICES["TPUv3"], self.experiment.optimizer)
         units = sample.units or self.experiment.batch / (pipeline.replicas * pipeline.micro_batches)
         shape = self.plan.layers_per_cell, self.plan.schedule_config, pipeline.stages, pipeline.micro_batches
-        flops = step_flops(counts, *shape, units)
+        flops = step_flops(costs, *shape, units)
         return flops if flops.model_per_unit else None
 
     @property

@@ -32,7 +32,7 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, Machine
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.plan import make_plan
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings

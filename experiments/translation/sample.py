@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.splitting import VALID
 from suite.data.text.text import TextData
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 
 if TYPE_CHECKING:
     from experiments.translation.experiment import TranslationExperiment

@@ -34,13 +34,12 @@ from suite.errors import PlacementError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Device, Machine, this_device
-from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
-from suite.pipeline.planning.profile import COPIES
+from suite.pipeline.planning.measure import COPIES, LEAST_ROUNDS, WARM_UPS
 
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 13
+VERSION = 14
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()

@@ -7,7 +7,8 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,9 +25,11 @@ from suite.device import is_host, module_of, synchronize
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.memory_tracker import keep_freed_memory, tracked_memory
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import CudaDropout, estimate
+from suite.pipeline.planning.measure import measure
+from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.planning.profile import profile
 from suite.pipeline.planning.simulate import Link
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.stage_optimizer import single_device_update
@@ -54,7 +57,7 @@ def measure_layers(
     logits_bytes: int = CPU_LOGITS_BYTES,
     memory_bytes: float = math.inf,
 ) -> LayerMeasurements:
-    """Profiles a workload's layers in ``world`` concurrent processes, like the workers of a run. Each may take
+    """Measures a workload's layers in ``world`` concurrent processes, like the workers of a run. Each may take
     ``memory_bytes``.
 
     The libraries' output goes to ``log_file``.
@@ -75,9 +78,12 @@ def measure_layers(
         return int(votes) * 2 > world
 
     settings = workload.optimizer
-    begin_s, cpu_s = time.perf_counter(), time.process_time()
     update = partial(single_device_update, settings=settings)
-    costs = profile(layers, loss, sample, device, settings.precision, update, majority, memory_bytes)
+    declared = replace(DEVICES["TPUv3"], is_cuda=not is_host(device))  # its rates do not matter
+    with CudaDropout() if declared.is_cuda else nullcontext():
+        estimated = estimate(layers, loss, sample.largest, declared, settings)
+    begin_s, cpu_s = time.perf_counter(), time.process_time()
+    costs = measure(estimated, layers, loss, sample, device, settings.precision, update, majority, memory_bytes)
     computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)
     process_bytes = _process_bytes(device, anonymous_bytes)
     size = max(1, max(cost.boundary_bytes for cost in costs))
@@ -128,9 +134,6 @@ def slowest_s(steps: Sequence[Steps]) -> list[float]:
 
 WARM_UPS = 2
 
-MOST_WORKSPACES = 256 << 20
-"""cuBLAS's of a forward and a backward took 66 MiB on an H200. More would be tensors that something still holds."""
-
 
 @dataclass(frozen=True)
 class MeasuredPipeline:
@@ -148,26 +151,17 @@ def measure_steps(
     rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline, steps: int, update: bool = True
 ) -> Steps:
     """Measures steps on equal micro-batches, after two warm-up steps."""
-    return _run_steps(_join(rank, world, rendezvous, pipeline), pipeline, steps, update)
+    return run_steps(join(rank, world, rendezvous, pipeline), pipeline, steps, update)
 
 
-def measure_peak_bytes(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) -> int:
-    """Measures the peak bytes of one worker's tensors, from its first weight to the end of the second step."""
-    device = _join(rank, world, rendezvous, pipeline)
-    with tracked_memory(device) as memory_tracker:
-        _run_steps(device, pipeline)
-        gc.collect()
-    workspaces = memory_tracker.change  # of libraries, which _process_bytes counts
-    assert workspaces <= MOST_WORKSPACES, f"{workspaces / 2**20:.0f} MiB of tensors are left after the steps"
-    return memory_tracker.peak - workspaces
-
-
-def _join(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) -> torch.device:
+def join(rank: int, world: int, rendezvous: str, pipeline: MeasuredPipeline) -> torch.device:
+    """Joins the other stages' processes; returns this one's device."""
     keep_freed_memory()  # as a run's workers do
     return init_process_group(rank, world, rendezvous, 1, shared_gpu(rank, world) if pipeline.use_gpu else None)
 
 
-def _run_steps(device: torch.device, pipeline: MeasuredPipeline, steps: int = 0, update: bool = True) -> Steps:
+def run_steps(device: torch.device, pipeline: MeasuredPipeline, steps: int, update: bool = True) -> Steps:
+    """Builds this process's stage and runs two warm-up steps and ``steps`` more."""
     rank, stages = dist.get_rank(), dist.get_world_size()
     workload, schedule_config = pipeline.workload, pipeline.schedule_config
     coord = RankCoord(rank, stages, 1, schedule_config.cell_to_stage(stages))

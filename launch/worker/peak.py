@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,16 +15,16 @@ from pathlib import Path
 import torch
 
 from launch.worker.devices import cpu_model
-from suite.device import is_host, module_of, synchronize
+from suite.device import is_host, module_of
 from suite.paths import write_atomically
-from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.devices import DEVICES, measured_product_rate
 from suite.training.utilization import Peak
 
 MEASURE_S = 0.5
-"""Products are repeated for this long; the fastest counts, because other work on the machine only slows them down."""
+"""Products are repeated for this long; the fastest counts."""
 
 _VERSION = 3
-"""Of the measurement. Raise it when the measurement changes."""
+"""Version of the measurement. Raise it when the measurement changes."""
 
 
 def device_peak(device: torch.device, precision: str, cache: Path | None) -> Peak:
@@ -66,17 +64,7 @@ def declared_peak(name: str, precision: str) -> Peak | None:
 
 
 def _measure(device: torch.device, precision: str) -> float:
-    side = 1024 if is_host(device) else 4096
-    generator = torch.Generator(device).manual_seed(0)  # a data set may draw from the default one
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    matrix = torch.randn(side, side, device=device, generator=generator).to(dtype)
-    fastest_s, begin = math.inf, time.perf_counter()
-    matrix @ matrix  # allocates, and starts the threads
-    while math.isinf(fastest_s) or time.perf_counter() - begin < MEASURE_S:
-        start = time.perf_counter()
-        matrix @ matrix
-        synchronize(device)
-        fastest_s = min(fastest_s, time.perf_counter() - start)
+    rate = measured_product_rate(device, torch.bfloat16 if precision == "bf16" else torch.float32, MEASURE_S)
     if not is_host(device):
         module_of(device).reset_peak_memory_stats(device)
-    return 2.0 * side**3 / fastest_s
+    return rate

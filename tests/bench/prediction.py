@@ -26,8 +26,9 @@ from suite.pipeline.model.layers import meta_device
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import PipelineSettings
+from tests.gpu.peak import measure_peak_bytes
 
 ROUNDS = 3
 """Rounds of planning and running, alternating."""
@@ -137,7 +138,7 @@ def plan_and_run(work: PredictedModel, at: int, log: Log) -> Round:
     plan = make_plan(Problem(found.costs, work.pipeline, parameter_bytes, found.machine))
     run = measure.MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config)
     steps: list[measure.Steps] = run_processes(measure.measure_steps, work.pipeline.stages, run, 7)
-    peaks: list[int] = run_processes(measure.measure_peak_bytes, work.pipeline.stages, run)
+    peaks: list[int] = run_processes(measure_peak_bytes, work.pipeline.stages, run)
     measured_s = statistics.median(measure.slowest_s(steps))
     planned_bytes = tuple(stage.peak_bytes - found.machine.process_bytes for stage in plan.cells)
     log(f"{work.name}, round {at + 1}: predicted {plan.step_s:.3f} s, measured {measured_s:.3f} s")

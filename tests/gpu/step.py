@@ -21,7 +21,8 @@ STEPS = 8
 def check_step(sizes: Sizes, machine: Cluster) -> Record:
     """Measures what a run would be planned with, then its steps, each in a new process."""
     from experiments.translation.runs import t128_6b  # here: a bare checkout lacks packages that these import
-    from launch.worker.measure import MeasuredPipeline, measure_layers, measure_peak_bytes, measure_steps
+    from launch.worker.measure import MeasuredPipeline, measure_layers, measure_steps
+    from tests.gpu.peak import measure_peak_bytes
 
     work, use_gpu, logits_bytes = t128_6b().with_settings(sizes.step), machine.kind == "gpu", machine.logits_bytes
     with tempfile.TemporaryDirectory() as folder:

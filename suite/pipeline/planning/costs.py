@@ -3,11 +3,11 @@ skips add to the messages between cells.
 
     alive          forward (no graph)      recompute (graph)         backward
     bytes               /\\  forward_peak       __/\\ graph_peak     /\\ backward_peak
-      ^            ____/  \\__ outputs      ___/    \\_ activations _/  \
+      ^            ____/  \\__ outputs      ___/    \\_ activations _/  \\
       |   inputs__/                  inputs                            \\__ gradients of the inputs
 
-Peaks are relative to what was allocated before: the layer's inputs, and for a backward its activations and output
-gradient. So the peaks of a cell follow from those of its layers (``suite.pipeline.planning.memory``).
+A peak is relative to what was allocated before: the layer's inputs, and for a backward its activations and the
+gradients of its outputs. So the peak of a cell follows from those of its layers.
 
     layer   0    1    2    3    4          a skip from layer 1 to 4 passes the cuts before 2, 3 and 4;
     cut       |    |    |    |             there it leaves the stage of layer 1 and enters that of layer 4
@@ -31,56 +31,66 @@ class SkipInput:
     """A skip that a layer pops (``suite.pipeline.runtime.skip``); sizes in bytes."""
 
     span: int
-    """It is stashed this many layers before."""
+    """The layer that stashes it is this many layers before."""
     bytes: int
     gradient_bytes: int
     same_as_output: bool
-    """Whether it is also an output that the layer behind the stashing one gets."""
+    """Whether the skip is also an output for the layer behind the stashing one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """One layer and one micro-batch; times in seconds, sizes in bytes; ``parameters`` and ``frozen`` count values."""
+    """The cost of one layer for one micro-batch; times in seconds, sizes in bytes."""
 
     forward_s: float
-    """Without a graph."""
+    """A forward without a graph."""
     recompute_s: float
-    """With a graph: a recompute, or the forward of a micro-batch that is not recomputed."""
+    """A forward with a graph: a recompute, or the forward of a micro-batch that is not recomputed."""
     backward_s: float
+    """The whole backward."""
     update_s: float
-    """Its share of the update at the end of a mini-batch."""
+    """The layer's share of the update at the end of a mini-batch."""
     parameters: int
+    """How many values its parameters have, with frozen ones."""
     boundary_bytes: int
-    """Its inputs and the open skips of later layers, each tensor once: what a stage that begins here receives and
-    saves of each micro-batch."""
+    """The layer's inputs and the open skips of later layers, each tensor once: what a stage that begins here receives
+    and saves of each micro-batch."""
     gradient_bytes: int
-    """Their gradients: what a stage that begins here sends back."""
+    """The gradients of the tensors in ``boundary_bytes``: what a stage that begins here sends back."""
     activation_bytes: int
-    """Alive after a forward with graph: outputs and tensors saved for the backward, not the inputs."""
+    """What is alive after a forward with a graph: outputs and tensors saved for the backward, but not the inputs."""
     forward_peak_bytes: int
+    """The peak of a forward without a graph."""
     graph_peak_bytes: int
+    """The peak of a forward with a graph."""
     backward_peak_bytes: int
-    """Without the parameters' gradients, which are always allocated."""
+    """The peak of a backward that adds to gradients of the parameters. The first backward of a step allocates them,
+    which is not counted here."""
     update_peak_bytes: int
-    """Temporary bytes of its update."""
+    """The temporary bytes of the layer's update."""
     weight_grad_s: float = 0.0
     """The part of the backward that can be deferred (``suite.pipeline.runtime.weight_grad``)."""
     split_s: float = 0.0
-    """What splitting the backward costs extra."""
+    """The extra seconds of a backward that is split in two."""
     deferred_bytes: int = 0
-    """Alive between the backward of the inputs and that of the weights."""
+    """What is alive between the backward of the inputs and that of the weights."""
     frozen: int = 0
-    """Of ``parameters``, the values that are not trained: they have no gradient and no optimizer state."""
+    """How many of the values in ``parameters`` are not trained: they have no gradient and no optimizer state."""
     state_bytes: int = 0
-    """Optimizer state that is not proportional to its parameters: Adafactor's rows and columns."""
+    """Optimizer state that is not proportional to the parameters: Adafactor's rows and columns."""
     cast_bytes: int = 0
-    """Copies of its weights in bf16, made once a mini-batch (``Stage.weights_cast_once``). Their time is not
-    counted: it is less than that of the update."""
+    """Copies of the weights in bf16, made once a mini-batch (``Stage.weights_cast_once``). Their time is not counted:
+    it is less than that of the update."""
     recorded_bytes: int = 0
-    """What its norms record of each micro-batch until the mini-batch ends (``suite.pipeline.model.batchnorm``)."""
+    """What norms record of each micro-batch until the mini-batch ends (``suite.pipeline.model.batchnorm``)."""
     skip_inputs: tuple[SkipInput, ...] = ()
+    """The skips that the layer pops."""
     relative_spread: float = 1.0
     """Upper over lower quartile of the measured rounds' seconds: how much other work disturbed them."""
+    forward_flops: int = 0
+    """Model operations of a forward (``suite.pipeline.planning.flops``)."""
+    backward_flops: int = 0
+    """Model operations of the backward."""
 
     @property
     def seconds(self) -> float:

@@ -1,12 +1,13 @@
-"""Declared devices: their published numbers, for plans of machines you do not have.
+"""Declared devices: their published numbers, for plans of machines you do not have. And the devices of a plan.
 
-Memory is what a process can use: on GPUs less than the nominal size, because the driver reserves a part;
-about 79 GiB of 80 GB cards, 139 GiB of an H200, 15.75 GiB of 16 GB cards, 14.5 GiB of a T4 (``total_memory`` of
-``torch.cuda.get_device_properties``, as reported; a run queries its own). Rates are the makers' dense peaks
-of one accelerator, or of one core of a TPU board, which the GPipe paper counts as an accelerator. ``efficiency`` is the
-share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of H100s (47%), in a range
-of 0.3 to 0.7 (ours). Of this machine large products are measured: layers reach 0.6 to 1 of that (ours). Everything
-computed from these numbers is an estimate and is marked as one. So are the bytes that NCCL takes, at the end.
+Memory is what a process can use (``total_memory`` of ``torch.cuda.get_device_properties``, as reported; a run queries
+its own). On GPUs that is less than the nominal size, because the driver reserves a part: about 79 GiB of 80 GB cards,
+139 GiB of an H200, 15.75 GiB of 16 GB cards, 14.5 GiB of a T4. Rates are the makers' dense peaks of one accelerator, or
+of one core of a TPU board, which the GPipe paper counts as an accelerator.
+
+``efficiency`` is the share of a peak that large products reach in training: 0.5, about what Megatron-Core reports of
+H100s (47%), in a range of 0.3 to 0.7 (ours). Large products of this machine are measured: layers reach 0.6 to 1 of that
+(ours). Everything computed from these numbers is an estimate and is marked as one. So are the bytes that NCCL takes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -39,13 +40,15 @@ class Device:
     """The size in a card's name, such as A100-80GB; 0 where there is none."""
     memory_bytes: int
     fp32: float
-    """Matrix products of fp32 tensors, as frameworks run them by default: on a TPU with bf16 factors."""
+    """The rate of matrix products of fp32 tensors, as frameworks run them by default: on a TPU with bf16 factors."""
     bf16: float
+    """The rate of matrix products of bf16 tensors."""
     bandwidth: float
-    """Of its own memory."""
+    """The rate at which the device reads and writes its own memory."""
     link: float
-    """To a neighbour in its node, one direction, of the kind ``link_name``."""
+    """The rate to a neighbour in its node, in one direction."""
     link_name: str
+    """The kind of the link, such as NVLink 4."""
     link_latency_s: float = 10e-6
     efficiency: float = 0.5
     efficiency_range: tuple[float, float] = (0.3, 0.7)
@@ -69,23 +72,24 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices of a plan: bytes of each, bytes of a worker process, and the links between them."""
+    """The equal devices of a plan: their memory, what a worker takes of it, and the links between them."""
 
     memory_limit_bytes: int
     """The bytes of each device that a plan may use."""
     process_bytes: int = 0
-    """Of a worker without a model, with its communicators for collectives."""
+    """The bytes of a worker without a model, with its communicators for collectives."""
     link: Link | Links = field(default_factory=Link)
+    """The links between stages."""
     reduce_bytes_per_s: float = float("inf")
-    """Of the reduction of gradients over replicas, and of ZeRO-1's gather of weights."""
+    """The rate at which replicas reduce gradients, and gather weights with ZeRO-1."""
     p2p_bytes: int = 0
-    """Of each point-to-point communicator (``p2p_communicators``)."""
+    """The bytes of one point-to-point communicator (``p2p_communicators``)."""
     cores: int | None = None
     """How many workers compute at once, where several share a device; None: all."""
     reserve: int = 0
     """Bytes of each device beyond the limit, left free."""
     transport: TransportName = "gloo"
-    """Of the messages between stages."""
+    """What carries the messages between stages."""
 
     def reduce_s_per_byte(self, replicas: int) -> float:
         """Returns the seconds in which replicas reduce a byte of gradients. A ring all-reduce sends every gradient
@@ -198,26 +202,27 @@ def _key(name: str) -> str:
 CPU_PROCESS_BYTES = 2 * GIB // 5
 """Bytes of a worker on CPU cores without a model: the libraries and the open data; 0.34 GiB measured."""
 
+RATE_S = 0.2
+"""Seconds in which each of this machine's rates is measured."""
+
 
 def this_device(memory: int) -> Device:
     """Returns this machine as a device: the rates of a large product and a large copy, measured in about a second."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    side = 768 if is_host(device) else 4096
-    fp32, bf16 = (_rate(side, dtype, device) for dtype in (torch.float32, torch.bfloat16))
     source = torch.zeros(1 << 26, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copied = 2 * source.numel() / _seconds(lambda: target.copy_(source), device)
+    copied = 2 * source.numel() / _fastest_s(lambda: target.copy_(source), device, RATE_S)
     # measured rates need no discount, and a message between two processes of one machine is a copy or two
     return Device(
-        f"this machine ({device.type})",
-        0,
-        memory,
-        fp32,
-        bf16,
-        copied,
-        copied / 2,
-        "a copy",
-        100e-6,
+        name=f"this machine ({device.type})",
+        nominal_gb=0,
+        memory_bytes=memory,
+        fp32=measured_product_rate(device, torch.float32, RATE_S),
+        bf16=measured_product_rate(device, torch.bfloat16, RATE_S),
+        bandwidth=copied,
+        link=copied / 2,
+        link_name="a copy",
+        link_latency_s=100e-6,
         efficiency=1.0,
         efficiency_range=(0.6, 1.0),
         process_bytes=CPU_PROCESS_BYTES if is_host(device) else GPU_PROCESS_BYTES,
@@ -226,20 +231,26 @@ def this_device(memory: int) -> Device:
     )
 
 
-def _rate(side: int, dtype: torch.dtype, device: torch.device) -> float:
-    matrix = torch.randn(side, side, device=device).to(dtype)  # products of ones draw less power and so run faster
-    return 2.0 * side**3 / _seconds(lambda: matrix @ matrix, device)
+def measured_product_rate(device: torch.device, dtype: torch.dtype, least_s: float) -> float:
+    """Returns the operations a second of a large matrix product, repeated for ``least_s`` seconds."""
+    side = 1024 if is_host(device) else 4096
+    generator = torch.Generator(device).manual_seed(0)  # a data set may draw from the default one
+    # products of ones draw less power and so run faster
+    matrix = torch.randn(side, side, device=device, generator=generator).to(dtype)
+    return 2.0 * side**3 / _fastest_s(lambda: matrix @ matrix, device, least_s)
 
 
-def _seconds(work: object, device: torch.device, rounds: int = 5) -> float:
-    times = []
-    for _ in range(rounds):
+def _fastest_s(work: Callable[[], object], device: torch.device, least_s: float) -> float:
+    """Returns the fewest seconds that ``work`` takes: other work on the machine only slows it down."""
+    work()  # allocates, and starts the threads
+    fastest_s, begin = math.inf, time.perf_counter()
+    while math.isinf(fastest_s) or time.perf_counter() - begin < least_s:
         synchronize(device)
-        begin = time.perf_counter()
-        work()  # type: ignore[operator]
+        start = time.perf_counter()
+        work()
         synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return sorted(times)[rounds // 2]
+        fastest_s = min(fastest_s, time.perf_counter() - start)
+    return fastest_s
 
 
 P2P_CHANNEL_BYTES = 20 << 20
@@ -248,11 +259,11 @@ Its log on H100s shows buffers of 10 MiB and 2 MiB a channel and peer (github.co
 communicator also shares 8 MiB a channel among its peers on the network: 512 MiB for 64 channels (issue 2363)."""
 
 P2P_BYTES = MAX_CTAS * P2P_CHANNEL_BYTES
-"""Of a point-to-point communicator: each thread block has a channel."""
+"""Bytes of a point-to-point communicator: each thread block has a channel."""
 
 COLLECTIVE_BYTES = 688 * 10**6
-"""Of a communicator for collectives, which has all channels: reported for 3 and 4 A100s with NVLink, and 544 MB for two
-(github.com/NVIDIA/nccl/issues/964). We assume it for other GPUs and for any number of nodes."""
+"""Bytes of a communicator for collectives, which has all channels: reported for 3 and 4 A100s with NVLink, and 544 MB
+for two (github.com/NVIDIA/nccl/issues/964). We assume it for other GPUs and for any number of nodes."""
 
 
 def p2p_communicators(pairs: Sequence[CellPair], placement: CellPlacement) -> list[int]:

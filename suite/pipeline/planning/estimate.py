@@ -1,14 +1,15 @@
 """Estimates the cost of each layer on a declared device, from a run on fake tensors.
 
-It runs layer by layer as ``suite.pipeline.planning.profile`` does, equal layers once, with ``OpCostMode`` instead of a
-clock and an allocator. Under ``FakeTensorMode`` an operator computes only shapes, those of the CPU's kernels, fused
-attention included. So a layer of any size takes milliseconds, forward and backward, and needs no memory.
+Each distinct layer runs once, with ``OpCostMode`` in place of a clock and an allocator. Under ``FakeTensorMode`` an
+operator computes only shapes, those of the CPU's kernels, fused attention included. So a layer of any size takes
+milliseconds, forward and backward, and needs no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,9 +26,10 @@ from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_o
 from suite.pipeline.planning.costs import LayerCost, cut_costs
 from suite.pipeline.planning.devices import Device
 from suite.pipeline.planning.flops import op_flops
-from suite.pipeline.planning.profile import MicroBatch
+from suite.pipeline.planning.memory_tracker import MemoryUse
+from suite.pipeline.planning.sample import MicroBatch
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, TensorSpec, to_bf16
-from suite.pipeline.runtime.shape_inference import ShapeInference, fake_copy, run_distinct
+from suite.pipeline.runtime.shape_inference import ShapeInference, fake_copy, first_equals, inputs_of
 from suite.pipeline.runtime.skip import find_skips
 from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
 from suite.settings import OptimizerSettings
@@ -57,6 +59,20 @@ class CudaAutocast(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
+class CudaDropout(TorchFunctionMode):
+    """Drops values as CUDA devices do, with a mask of one byte a value. The CPU's mask is as wide as the values: plans
+    for declared devices count that."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (_byte_dropout if func is F.dropout else func)(*args, **kwargs or {})
+
+
+def _byte_dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(values, p, training)[0] if training and p else values
+
+
 def estimate(
     layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: Device, optimizer: OptimizerSettings
 ) -> list[LayerCost]:
@@ -64,78 +80,70 @@ def estimate(
     skips = find_skips(layers)
     cuts = ShapeInference(layers, optimizer.precision == "bf16").infer_all(CutSpec.of(data.inputs))
     targets = tuple(map(TensorSpec.of, data.targets))
-
-    def numbers(layer: nn.Module, boundary: Boundary, is_last: bool) -> dict[str, Any]:
-        with fake_copy(layer) as own, CudaAutocast() if device.is_cuda else nullcontext():
-            return _estimate(own, boundary, (loss, targets) if is_last else None, device, optimizer)
-
-    found = enumerate(run_distinct(layers, cuts, numbers))
-    return [LayerCost(**of_layer, **cut_costs(cuts, skips, index)) for index, of_layer in found]
+    found: dict[int, dict[str, Any]] = {}
+    costs = []
+    for index, first in enumerate(first_equals(layers, cuts)):
+        if first == index:
+            boundary, own_loss = inputs_of(layers[index], cuts[index]), loss if index == len(layers) - 1 else None
+            with fake_copy(layers[index]) as own, CudaAutocast() if device.is_cuda else nullcontext():
+                found[index] = _estimate(own, own_loss, boundary, targets, device, optimizer)
+        costs.append(LayerCost(**found[first], **cut_costs(cuts, skips, index)))
+    return costs
 
 
 def _estimate(
-    layer: nn.Module, input_boundary: Boundary, loss_and_targets: tuple[nn.Module, Boundary] | None, device: Device,
+    layer: nn.Module,
+    loss: nn.Module | None,
+    boundary: Boundary,
+    target_specs: Boundary,
+    device: Device,
     optimizer: OptimizerSettings,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Runs one layer without graph, with graph, backward, and with a split backward."""
     for parameter in trainable(layer):  # beforehand, so that the backward's peak includes only temporary tensors
         parameter.grad = torch.empty_like(parameter)
-    host = torch.device("cpu")
-    inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in input_boundary)
-    targets = () if loss_and_targets is None else tuple(spec.empty(host) for spec in loss_and_targets[1])
-    is_bf16 = optimizer.precision == "bf16"
+    host, is_bf16 = torch.device("cpu"), optimizer.precision == "bf16"
+    inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in boundary)
+    targets = tuple(spec.empty(host) for spec in target_specs)
     op_cost = OpCostMode(device.product_rate(optimizer.precision), device.bandwidth, device.launch_s)
 
     def run() -> Tensors:
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
-            if loss_and_targets is not None:
-                return (loss_of(layer, loss_and_targets[0], inputs, targets)[0],)
+            if loss is not None:
+                return loss_of(layer, loss, inputs, targets)[:1]
             outputs = _distinct(layer(*inputs))
         return to_bf16(outputs) if is_bf16 else outputs
 
     with op_cost, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
-        with torch.no_grad():
+        with torch.no_grad(), op_cost.phase() as first_forward:
             run()
-        op_cost.settle()
-        casts = op_cost.alive
-        with torch.no_grad():
+        with torch.no_grad(), op_cost.phase() as forward:
             run()
-        forward_s, forward_peak = op_cost.seconds, op_cost.peak - casts
-        op_cost.settle()
-        outputs = run()
-        recompute_s, graph_peak = op_cost.seconds, op_cost.peak - casts
-        op_cost.settle()
-        activations = max(0, op_cost.alive - casts)
-        before, gradients = _backward(outputs)
-        op_cost.settle()
-        base = op_cost.alive
-        torch.autograd.backward(before, gradients)
-        backward_s = op_cost.seconds
-        backward_peak = max(0, op_cost.peak - base)
+        with op_cost.phase() as graph:
+            outputs = run()
+        starts, gradients = _backward(outputs)
+        with op_cost.phase() as backward:
+            torch.autograd.backward(starts, gradients)
         weight_s, deferred_bytes = _deferred(layer, inputs, run, op_cost)
-    return _of_parameters(layer, device, optimizer) | {
-        "forward_s": forward_s,
-        "recompute_s": recompute_s,
-        "backward_s": backward_s,
-        "activation_bytes": activations,
-        "forward_peak_bytes": forward_peak,
-        "graph_peak_bytes": graph_peak,
-        "backward_peak_bytes": backward_peak,
-        "cast_bytes": casts,
-        "recorded_bytes": recorded_bytes(layer),
-        "weight_grad_s": min(weight_s, backward_s),
-        "deferred_bytes": deferred_bytes,
-    }
-
-
-def _of_parameters(layer: nn.Module, device: Device, optimizer: OptimizerSettings) -> dict[str, Any]:
-    """Returns the costs that depend on the parameters alone."""
     sizes, frozen = [parameter.numel() for parameter in trainable(layer)], frozen_values(layer)
     return {
         "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
         "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
         "parameters": sum(sizes) + frozen,
         "frozen": frozen,
+        "forward_s": forward.seconds,
+        "recompute_s": graph.seconds,
+        "backward_s": backward.seconds,
+        "forward_flops": graph.flops,
+        "backward_flops": backward.flops,
+        "activation_bytes": max(0, graph.change),
+        "forward_peak_bytes": forward.peak,
+        "graph_peak_bytes": graph.peak,
+        "backward_peak_bytes": backward.peak,
+        "cast_bytes": first_forward.change,
+        "recorded_bytes": recorded_bytes(layer),
+        "weight_grad_s": min(weight_s, backward.seconds),
+        "deferred_bytes": deferred_bytes,
     }
 
 
@@ -144,16 +152,14 @@ def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_
     weight_grads = WeightGradStore(with_deferrable_linears(layer))
     for tensor in inputs:
         tensor.grad = None
-    op_cost.settle()
-    base = op_cost.alive
-    deferred = weight_grads.run_deferred(partial(torch.autograd.backward, *_backward(run())))
-    for tensor in inputs:
-        tensor.grad = None
-    op_cost.settle()
-    held_bytes = op_cost.alive - base
-    for grad in deferred:
-        grad.add()
-    return op_cost.seconds, max(0, held_bytes)
+    with op_cost.phase() as first_part:
+        deferred = weight_grads.run_deferred(partial(torch.autograd.backward, *_backward(run())))
+        for tensor in inputs:
+            tensor.grad = None
+    with op_cost.phase() as second_part:
+        for grad in deferred:
+            grad.add()
+    return second_part.seconds, max(0, first_part.change)
 
 
 def _distinct(results: Tensor | Tensors) -> Tensors:
@@ -167,13 +173,22 @@ def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
     return differentiable, [torch.empty_like(output) for output in differentiable]
 
 
+@dataclass
+class Phase(MemoryUse):
+    """What the operators in a context of ``OpCostMode.phase`` cost; known at its end."""
+
+    seconds: float = 0.0
+    flops: int = 0
+    """Model operations (``suite.pipeline.planning.flops``)."""
+
+
 class OpCostMode(TorchDispatchMode):
     """A mode that counts the cost of operators.
 
-    ``seconds``
-        of the operators since ``settle``, on the slower of the device and its host. The device sums over operators the
-        slower of two: matrix products at ``product_rate`` operations a second, or tensors at ``bandwidth`` bytes a
-        second. The host starts each operator in ``launch_s``;
+    ``seconds``, ``flops``
+        of the operators since ``settle``. Seconds are those of the slower of the device and its host. The device sums
+        over operators the slower of two: matrix products at ``product_rate`` operations a second, or tensors at
+        ``bandwidth`` bytes a second. The host starts each operator in ``launch_s``;
     ``alive``, ``peak``
         bytes of the tensors created under the mode that are alive now, and their peak.
     """
@@ -183,7 +198,7 @@ class OpCostMode(TorchDispatchMode):
         self._product_rate, self._bandwidth, self._launch_s = product_rate, bandwidth, launch_s
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
         self._device_s = self._host_s = 0.0
-        self.alive = self.peak = 0
+        self.alive = self.peak = self.flops = 0
 
     @property
     def seconds(self) -> float:
@@ -207,13 +222,24 @@ class OpCostMode(TorchDispatchMode):
     def settle(self) -> None:
         """Removes freed tensors, and resets the peak and the seconds."""
         self._device_s = self._host_s = 0.0
-        self.peak = 0
+        self.peak = self.flops = 0
         self._count_alive()
+
+    @contextmanager
+    def phase(self) -> Iterator[Phase]:
+        """A context that counts from its start, where it settles."""
+        self.settle()
+        start, phase = self.alive, Phase()
+        yield phase
+        phase.seconds, phase.flops, phase.peak = self.seconds, self.flops, self.peak - start
+        self.settle()
+        phase.change = self.alive - start
 
     def _time(self, func: Any, tensors: Iterable[Tensor], args: Any, kwargs: Any, out: Any) -> None:
         traffic = sum(tensor.nbytes for tensor in tensors)
-        flops = op_flops(func, args, kwargs, out)
-        self._device_s += max(flops / self._product_rate, traffic / self._bandwidth)
+        model_flops, hardware_flops = op_flops(func, args, kwargs, out)
+        self.flops += model_flops
+        self._device_s += max(hardware_flops / self._product_rate, traffic / self._bandwidth)
         if not func.__name__.startswith("empty"):  # these start no kernel
             self._host_s += self._launch_s
 

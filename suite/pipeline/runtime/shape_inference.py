@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -18,8 +17,6 @@ from suite.pipeline.model.layer_copy import copied
 from suite.pipeline.model.layers import Tensors, as_tuple, structure_key
 from suite.pipeline.runtime.boundary import Boundary, CutSpec, OpenSkip, TensorSpec, to_bf16
 from suite.pipeline.runtime.skip import pops_of, stashes_of
-
-T = TypeVar("T")
 
 _MAX_CACHED = 20_000
 """The most cached results: far more than the shapes of token batches, but a bound on the memory."""
@@ -99,19 +96,15 @@ def fake_copy(layer: nn.Module) -> Iterator[nn.Module]:
         yield own
 
 
-def run_distinct(
-    layers: Sequence[nn.Module], cuts: Sequence[CutSpec], run: Callable[[nn.Module, Boundary, bool], T]
-) -> list[T]:
-    """Returns for each layer what ``run`` makes of it, of its inputs with the skips that it pops, and of whether it is
-    the last; runs only one of equal layers. ``cuts`` are those of ``infer_all``."""
-    known: dict[Hashable, T] = {}
-    found = []
-    for index, layer in enumerate(layers):
-        open_skips = {skip.name: skip.spec for skip in cuts[index].skips}
-        inputs = cuts[index].main + tuple(open_skips[name] for name in pops_of(layer))
-        is_last = index == len(layers) - 1
-        key = structure_key(layer), inputs, is_last
-        if key not in known:
-            known[key] = run(layer, inputs, is_last)
-        found.append(known[key])
-    return found
+def inputs_of(layer: nn.Module, cut: CutSpec) -> Boundary:
+    """Returns what a layer takes from the cut before it: its inputs, then the skips that it pops."""
+    open_skips = {skip.name: skip.spec for skip in cut.skips}
+    return cut.main + tuple(open_skips[name] for name in pops_of(layer))
+
+
+def first_equals(layers: Sequence[nn.Module], cuts: Sequence[CutSpec]) -> list[int]:
+    """Returns for each layer the index of the first one with the same structure and inputs; the last layer, which has
+    the loss, equals no other. ``cuts`` are those of ``infer_all``."""
+    first: dict[Hashable, int] = {}
+    keys = [(structure_key(layer), inputs_of(layer, cut)) for layer, cut in zip(layers[:-1], cuts, strict=False)]
+    return [*(first.setdefault(key, index) for index, key in enumerate(keys)), len(layers) - 1]

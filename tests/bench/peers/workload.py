@@ -17,7 +17,7 @@ from models.transformer import TransformerShape
 from models.transformer import layers as transformer_layers
 from suite.pipeline.model.layers import Tensors, meta_device
 from suite.pipeline.model.microbatch import ReplicaBatch, split
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import PipelineSettings
 
 SEED = 11

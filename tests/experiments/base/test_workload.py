@@ -21,7 +21,7 @@ from suite.data.text.text import TextData
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
-from suite.pipeline.planning.profile import MicroBatch
+from suite.pipeline.planning.sample import MicroBatch
 from suite.settings import OptimizerSettings, PipelineSettings
 
 LAPTOP = Cluster(2, 2**33, "cpu")

@@ -14,7 +14,7 @@ from suite.errors import SettingError
 from suite.pipeline.model.layers import materialize, structure_key, ties_of
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
-from suite.pipeline.planning.profile import MicroBatch
+from suite.pipeline.planning.sample import MicroBatch
 from suite.settings import OptimizerSettings
 
 CPU = torch.device("cpu")

@@ -12,10 +12,13 @@ from experiments.custom.spec_check import layers_of
 from launch.backends.processes import run_processes
 from suite.pipeline.model.microbatch import even_split_sizes
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.flops import count_flops
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.sample import MicroBatch
 from suite.pipeline.runtime.skip import call
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
+from suite.settings import OptimizerSettings
 from tests.experiments.custom import models
 from tests.suite.pipeline.build import build, join
 
@@ -118,7 +121,8 @@ def test_operations_are_those_that_torch_counts(name):
     layers = layers_of(spec)
     batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
     inputs, targets, loss = batch.inputs[0], batch.targets[0], SummedLoss(spec, targets=1)
-    counts = count_flops([on_meta(layer) for layer in layers], loss, inputs, targets)
+    made, micro_batch = [on_meta(layer) for layer in layers], MicroBatch(inputs, targets)
+    counts = estimate(made, loss, micro_batch, DEVICES["TPUv3"], OptimizerSettings())
     with sdpa_kernel(SDPBackend.MATH):
         with FlopCounterMode(display=False) as forward:
             tensors, stash = inputs, {}
@@ -127,5 +131,5 @@ def test_operations_are_those_that_torch_counts(name):
             objective, _ = loss(*tensors, *targets)
         with FlopCounterMode(display=False) as backward:
             objective.backward()
-    assert sum(count.forward for count in counts) == forward.get_total_flops() > 0
-    assert sum(count.backward for count in counts) == backward.get_total_flops()
+    assert sum(count.forward_flops for count in counts) == forward.get_total_flops() > 0
+    assert sum(count.backward_flops for count in counts) == backward.get_total_flops()

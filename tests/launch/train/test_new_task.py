@@ -26,7 +26,7 @@ from torch import nn
 
 from experiments.base.experiment import Experiment
 from suite.pipeline.model.microbatch import ReplicaBatch, even_split_sizes, replica_share
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import LoopSettings, OptimizerSettings, PipelineSettings
 from suite.training.validation import Criterion
 

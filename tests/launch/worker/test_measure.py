@@ -1,6 +1,5 @@
-"""Measurements in a worker process: the memory of the process itself, and of its tensors."""
+"""Measurements in a worker process: the memory of the process itself, its layers, and the link."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +11,6 @@ from experiments.tables.table2 import SleepingWork
 from launch.backends.processes import run_processes
 from launch.worker import distributed, measure
 from models.language_model import LanguageModelShape
-from suite.pipeline.planning.memory_tracker import MemoryUse
 from suite.pipeline.planning.simulate import Link
 from suite.settings import PipelineSettings
 
@@ -52,20 +50,3 @@ def test_the_link_of_busy_processes_is_timed():
         assert (link.latency_s, link.bytes_per_s) == (0.5, 1e9)  # an idle one is never faster
         assert 0 <= link.overhead_s < 0.1
         assert 0 < link.overhead_s_per_byte < 1e-7  # two processes copy 4 MiB: in 0.1 ms at least, in 400 at most
-
-
-def peak_with(monkeypatch, peak, change):
-    """Returns the peak that is measured where a step holds ``peak`` bytes, and ``change`` remain."""
-    monkeypatch.setattr(measure, "tracked_memory", lambda device: nullcontext(MemoryUse(peak, change)))
-    monkeypatch.setattr(measure, "init_process_group", lambda *args: torch.device("cpu"))
-    monkeypatch.setattr(measure, "_run_steps", lambda *args: None)
-    return measure.measure_peak_bytes(0, 1, "", measure.MeasuredPipeline(None, (), None))
-
-
-def test_the_peak_of_tensors_is_without_the_workspaces_of_libraries(monkeypatch):
-    assert peak_with(monkeypatch, 1000, 66) == 934
-
-
-def test_tensors_that_are_still_held_are_no_workspaces(monkeypatch):
-    with pytest.raises(AssertionError, match="300 MiB of tensors are left after the steps"):
-        peak_with(monkeypatch, 1 << 30, 300 << 20)

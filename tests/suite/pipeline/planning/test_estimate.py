@@ -15,17 +15,18 @@ from torch.utils._pytree import tree_leaves
 from models import blocks, resnet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import SettingError
-from suite.pipeline.planning import measured_layer as measuring
-from suite.pipeline.planning import profile as profiling
+from suite.pipeline.planning import measure as measuring
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import DEVICES, Device, find_device
-from suite.pipeline.planning.estimate import OpCostMode, estimate
-from suite.pipeline.planning.profile import MicroBatch, Sample, profile
+from suite.pipeline.planning.estimate import CudaDropout, OpCostMode, estimate
+from suite.pipeline.planning.measure import measure
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.pipeline.planning.simulate import Link
 from suite.settings import OptimizerSettings
 from suite.training import adafactor
 from suite.training.stage_optimizer import single_device_update
 from tests.suite.pipeline.freezing import FREEZES, freeze
+from tests.suite.pipeline.planning.costs import without_bytes
 from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers
 
 INFINITY = float("inf")
@@ -35,16 +36,10 @@ PRODUCTS = Device(
 TRAFFIC = replace(PRODUCTS, name="counts traffic", fp32=INFINITY, bf16=INFINITY, bandwidth=1.0)
 ADAMW, BF16 = OptimizerSettings(), OptimizerSettings(precision="bf16")
 
-SIZES = (
-    "parameters",
-    "boundary_bytes",
-    "gradient_bytes",
-    "activation_bytes",
-    "forward_peak_bytes",
-    "graph_peak_bytes",
-    "backward_peak_bytes",
-    "cast_bytes",
-)
+ALIVE = ("activation_bytes", "cast_bytes")
+PEAKS = ("forward_peak_bytes", "graph_peak_bytes", "backward_peak_bytes")
+SIZES = ALIVE + PEAKS
+"""Estimated and measured."""
 
 
 class Product(nn.Module):
@@ -90,12 +85,16 @@ def estimated(make, loss, data, device=PRODUCTS, optimizer=ADAMW):
 
 
 def measured(make, loss, data, monkeypatch, optimizer=ADAMW):
-    for module in (measuring, profiling):
-        monkeypatch.setattr(module, "SECONDS_A_LAYER", 0.0)
-    return profile(
-        on_meta(make), loss, Sample(data, data), torch.device("cpu"), optimizer.precision,
+    monkeypatch.setattr(measuring, "SECONDS_A_LAYER", 0.0)
+    return measure(
+        without_bytes(estimated(make, loss, data, optimizer=optimizer)),
+        on_meta(make),
+        loss,
+        Sample(data, data),
+        torch.device("cpu"),
+        optimizer.precision,
         lambda module: single_device_update(module, optimizer),
-    )  # fmt: skip
+    )
 
 
 def sizes(cost: LayerCost, names=SIZES):
@@ -209,14 +208,13 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
     args = (lambda: transformer.layers(shape), TranslationLoss(0.1), MicroBatch((ids, ids), (ids,)))
     found, real = estimated(*args, optimizer=optimizer), measured(*args, monkeypatch, optimizer=optimizer)
     encoder, target_embedding, decoder = 1, 2, 3
-    alive = ("parameters", "boundary_bytes", "gradient_bytes", "activation_bytes", "cast_bytes")
     rows, norms = ids.numel(), {0: 0, encoder: 2, target_embedding: 1, decoder: 3, 4: 1}
     if optimizer is BF16:
         found = [
             replace(one, activation_bytes=one.activation_bytes + rows * norms[at] * 4) for at, one in enumerate(found)
         ]
     for at in (encoder, target_embedding, decoder):
-        names = SIZES if optimizer is ADAMW else alive
+        names = SIZES if optimizer is ADAMW else ALIVE
         assert sizes(found[at], names) == sizes(real[at], names)
         assert found[at].update_peak_bytes == pytest.approx(real[at].update_peak_bytes, abs=64)
         assert (
@@ -228,7 +226,7 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
         assert found[at].cast_bytes == (2 * values if optimizer is BF16 else 0)
     embedding, head = 0, 4  # the kernels of the loss take room of their own, so peaks of the head differ
     for at in (embedding, head):
-        assert sizes(found[at], alive) == sizes(real[at], alive)
+        assert sizes(found[at], ALIVE) == sizes(real[at], ALIVE)
 
 
 def test_on_cuda_devices_autocast_keeps_an_fp32_copy_of_what_a_norm_reads():
@@ -244,13 +242,21 @@ def test_on_cuda_devices_autocast_keeps_an_fp32_copy_of_what_a_norm_reads():
     assert on_cuda == plain
 
 
+def test_a_mask_of_cudas_dropout_has_a_byte_for_each_value():
+    data, values = rows(8, 4), 8 * 4
+    wide = estimated(lambda: [Product(4, 4), nn.Dropout(0.1), Through()], SquareLoss(), data)
+    with CudaDropout():
+        narrow = estimated(lambda: [Product(4, 4), nn.Dropout(0.1), Through()], SquareLoss(), data)
+    assert [cost.activation_bytes for cost in wide[:2]] == [4 * values, (4 + 4) * values]
+    assert [cost.activation_bytes for cost in narrow[:2]] == [4 * values, (4 + 1) * values]
+
+
 def test_bytes_of_convolutions_are_those_measured_but_for_the_kernels_own(monkeypatch):
     images = MicroBatch((torch.randn(4, 3, 16, 16),), (torch.zeros(4, dtype=torch.int64),))
     args = (lambda: resnet.layers(8, 2, 10), ClassificationLoss(0.0), images)
     for found, real in zip(estimated(*args), measured(*args, monkeypatch), strict=True):
-        alive = ("parameters", "boundary_bytes", "gradient_bytes", "activation_bytes")
-        assert sizes(found, alive) == sizes(real, alive)
-        for name in ("forward_peak_bytes", "graph_peak_bytes", "backward_peak_bytes"):
+        assert found.activation_bytes == real.activation_bytes
+        for name in PEAKS:
             assert 0 < getattr(found, name) <= getattr(real, name)
 
 
@@ -269,14 +275,7 @@ def test_bytes_of_layers_with_odd_boundaries(monkeypatch):
     args = (toy_layers, SumLoss(), MicroBatch((ids,), (labels,)))
     found, real = estimated(*args), measured(*args, monkeypatch)
     for at in range(1, len(found)):
-        names = (
-            "parameters",
-            "boundary_bytes",
-            "gradient_bytes",
-            "activation_bytes",
-            "forward_peak_bytes",
-            "backward_peak_bytes",
-        )
+        names = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes")
         assert sizes(found[at], names) == sizes(real[at], names)
     # x, ids, mask and the idle tensor of 4 rows, 5 places, width 6; gradients for the two of floats
     x, idle = 4 * 5 * 6 * 4, 4 * 6 * 4
@@ -293,10 +292,10 @@ def test_bytes_of_frozen_layers_are_those_measured(name, monkeypatch):
     args = (make, SumLoss(), MicroBatch((ids,), (labels,)))
     found, real = estimated(*args), measured(*args, monkeypatch)
     for at, layer in enumerate(make()):
-        names = ("parameters", "frozen", "boundary_bytes", "gradient_bytes")
+        names = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes")
         if at > 0:  # the kernels of the embedding take room of their own
-            names += ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes")
-        assert sizes(found[at], names) == sizes(real[at], names), at
+            assert sizes(found[at], names) == sizes(real[at], names), at
+        assert found[at].parameters == sum(p.numel() for p in layer.parameters())
         assert found[at].frozen == sum(p.numel() for p in layer.parameters() if not p.requires_grad)
         assert found[at].update_peak_bytes == pytest.approx(real[at].update_peak_bytes, abs=64)
         assert (

@@ -1,5 +1,7 @@
 """Counted operations compared with torch's counter on real tensors, and with a formula."""
 
+import sys
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -9,11 +11,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from models import amoebanet, language_model, transformer
+from models.chunked_loss import set_logits_bytes
 from models.loss import ClassificationLoss, TranslationLoss
 from models.transformer import DecoderLayer, EncoderLayer, Head, TransformerShape
-from suite.pipeline.planning.flops import LayerFlops, count_flops, step_flops
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.flops import step_flops
+from suite.pipeline.planning.sample import MicroBatch
 from suite.pipeline.runtime.skip import call
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.settings import OptimizerSettings
+from tests.suite.pipeline.planning.costs import ZERO
 
 SHAPE = TransformerShape(2, 24, 40, 3, 50, head_width=8)
 LM = language_model.LanguageModelShape(layers=3, width=16, feed_forward=24, heads=2, vocabulary=40, time=7)
@@ -39,6 +47,13 @@ def on_meta(make):
         return make()
 
 
+def counted(layers, loss, inputs, targets, precision="fp32"):
+    """Returns (forward, backward) operations of each layer."""
+    settings = OptimizerSettings(precision=precision)
+    costs = estimate(layers, loss, MicroBatch(inputs, targets), DEVICES["H100"], settings)
+    return [(cost.forward_flops, cost.backward_flops) for cost in costs]
+
+
 def by_torch(made, loss, inputs, targets):
     """Returns what FlopCounterMode counts of the unpartitioned model, forward and backward."""
     with sdpa_kernel(SDPBackend.MATH):
@@ -52,21 +67,20 @@ def by_torch(made, loss, inputs, targets):
     return forward.get_total_flops(), backward.get_total_flops()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", CASES)
-def test_the_count_equals_torchs_forward_and_backward(name):
+def test_the_count_equals_torchs_forward_and_backward(name, precision):
     make, loss, inputs, targets = CASES[name]
-    counts = count_flops(on_meta(make), loss, inputs, targets)
-    forward, backward = by_torch(make(), loss, inputs, targets)
-    assert forward > 0
-    assert sum(count.forward for count in counts) == forward
-    assert sum(count.backward for count in counts) == backward
+    forwards, backwards = zip(*counted(on_meta(make), loss, inputs, targets, precision), strict=True)
+    assert (sum(forwards), sum(backwards)) == by_torch(make(), loss, inputs, targets)
+    assert sum(forwards) > 0
 
 
 def test_a_transformers_count_equals_the_formula_and_its_backward_is_twice_the_forward():
     made, loss, inputs, targets = on_meta(CASES["T(L, H, A)"][0]), *CASES["T(L, H, A)"][1:]
-    counts = count_flops(made, loss, inputs, targets)
-    assert [count.forward for count in counts] == [3 * row_formula(layer, SHAPE, 7, 5) for layer in made]
-    assert all(count.backward == 2 * count.forward for count in counts)
+    counts = counted(made, loss, inputs, targets)
+    assert [forward for forward, _ in counts] == [3 * row_formula(layer, SHAPE, 7, 5) for layer in made]
+    assert all(backward == 2 * forward for forward, backward in counts)
 
 
 def row_formula(layer, shape, source, target):
@@ -86,10 +100,10 @@ def test_six_operations_per_parameter_and_token_are_most_of_a_deep_model():
     shape = TransformerShape(64, 1024, 16384, 32, 64_000)
     made = on_meta(lambda: transformer.layers(shape))
     tokens = torch.empty(1, 128, dtype=torch.int64, device="meta")
-    counts = count_flops(made, TranslationLoss(0.1), (tokens, tokens), (tokens,))
+    counts = counted(made, TranslationLoss(0.1), (tokens, tokens), (tokens,))
     inside = [at for at in range(1, len(made) - 1) if at != 65]
     matrices = sum(p.numel() for at in inside for p in made[at].parameters() if p.ndim == 2)
-    operations = sum(counts[at].forward + counts[at].backward for at in inside)
+    operations = sum(sum(counts[at]) for at in inside)
     assert 6 * matrices * 128 < operations == pytest.approx(6 * matrices * 128, rel=0.02)
 
 
@@ -100,21 +114,24 @@ def test_frozen_weights_and_inputs_without_gradients_have_no_backward_products()
     layers = [First(8, 8, device="meta"), nn.Linear(8, 8, device="meta"), nn.Linear(8, 4, device="meta")]
     layers[2].weight.requires_grad_(False)
     product, head = 2 * 5 * 8 * 8, 2 * 5 * 8 * 4
-    found = count_flops(layers, ClassificationLoss(0.0), (torch.randn(5, 8),), (torch.zeros(5, dtype=torch.int64),))
-    assert found[0] == LayerFlops(product, product)  # the data needs no gradient
-    assert found[1] == LayerFlops(product, 2 * product)
-    assert found[2] == LayerFlops(head, head)
+    found = counted(layers, ClassificationLoss(0.0), (torch.randn(5, 8),), (torch.zeros(5, dtype=torch.int64),))
+    assert found[0] == (product, product)  # the data needs no gradient
+    assert found[1] == (product, 2 * product)
+    assert found[2] == (head, head)
 
 
-def test_large_logits_count_no_recomputed_chunks():
+def test_chunks_of_logits_are_computed_again():
+    """So a run's operations are counted with whole ones (``PlanReport.step_flops``)."""
     shape = TransformerShape(1, 8, 8, 1, 64_000, head_width=8)
     tokens = torch.empty(4, 128, dtype=torch.int64, device="meta")
-    counts = count_flops(on_meta(lambda: transformer.layers(shape)), TranslationLoss(0.1), (tokens, tokens), (tokens,))
-    assert counts[-1] == LayerFlops(2 * 8 * 64_000 * 512, 4 * 8 * 64_000 * 512)
+    layers, product = on_meta(lambda: transformer.layers(shape)), 2 * 8 * 64_000 * 512
+    assert counted(layers, TranslationLoss(0.1), (tokens, tokens), (tokens,))[-1] == (product, 3 * product)
+    set_logits_bytes(layers, sys.maxsize)
+    assert counted(layers, TranslationLoss(0.1), (tokens, tokens), (tokens,))[-1] == (product, 2 * product)
 
 
 def test_recomputes_count_only_as_hardware_operations():
-    counts = [LayerFlops(10.0, 20.0)] * 4
+    counts = [replace(ZERO, forward_flops=10, backward_flops=20)] * 4
     whole = step_flops(counts, (2, 2), ScheduleConfig("fill_drain", (4,)), stages=2, micro_batches=4, units=8)
     assert whole.model_per_unit == whole.hardware_per_unit == 4 * 30 / 8
     paper = step_flops(counts, (2, 2), ScheduleConfig("fill_drain", (1,)), stages=2, micro_batches=4, units=8)
@@ -141,7 +158,7 @@ def test_counting_switches_nothing_of_the_process():
     """Members of a sweep count in threads of one process. A switch restored out of order would stay off for all."""
     layers = on_meta(lambda: [Attention(), nn.Flatten(), nn.Linear(120, 4)])
     labels = torch.zeros(2, dtype=torch.int64)
-    counts = count_flops(layers, ClassificationLoss(0.0), (torch.randn(2, 3, 5, 8),), (labels,))
+    counts = counted(layers, ClassificationLoss(0.0), (torch.randn(2, 3, 5, 8),), (labels,))
     assert Attention.fused == {True}
     product = 2 * (2 * 3) * 5 * 5 * 8
-    assert counts[0] == LayerFlops(2 * product, 4 * product)
+    assert counts[0] == (2 * product, 4 * product)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from launch.backends.processes import run_processes
-from launch.worker.measure import MeasuredPipeline, measure_peak_bytes
+from launch.worker.measure import MeasuredPipeline
 from models import amoebanet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.errors import PlanError
@@ -21,11 +21,12 @@ from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import fewest_stages
 from suite.pipeline.planning.plan import cell_costs, make_plan
-from suite.pipeline.planning.profile import MicroBatch, Sample
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
 from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
+from tests.gpu.peak import measure_peak_bytes
 from tests.marks import slow_but_for
 from tests.quick_measuring import measure_quickly
 from tests.suite.pipeline.planning.costs import layer

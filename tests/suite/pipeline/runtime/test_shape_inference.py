@@ -12,7 +12,7 @@ from experiments.custom.loss import SummedLoss
 from experiments.custom.spec_check import layers_of
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
-from suite.pipeline.planning.profile import MicroBatch
+from suite.pipeline.planning.sample import MicroBatch
 from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
 from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import call

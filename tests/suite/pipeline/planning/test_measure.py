@@ -1,22 +1,25 @@
-"""Measured layer costs: seconds of layers that sleep, bytes counted by hand, what is measured once; allocation."""
+"""Measured layer costs: seconds of layers that sleep, bytes counted by hand or estimated, what is measured once."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from experiments.tables import sleeping
 from experiments.tables.sleeping import SyntheticLayer
-from suite.pipeline.planning import measured_layer as measuring
-from suite.pipeline.planning import profile as profiling
+from suite.pipeline.planning import measure as measuring
 from suite.pipeline.planning.costs import check_costs
-from suite.pipeline.planning.measured_layer import LEAST_ROUNDS, WARM_UPS
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.measure import LEAST_ROUNDS, WARM_UPS, measure
 from suite.pipeline.planning.memory_tracker import tracked_memory
-from suite.pipeline.planning.profile import MicroBatch, Sample, profile
+from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import OptimizerSettings
 from suite.training.stage_optimizer import single_device_update
+from tests.suite.pipeline.planning.costs import MEASURED_BYTES, without_bytes
 from tests.suite.pipeline.toy import SquareLoss
 
 CPU = torch.device("cpu")
@@ -150,8 +153,7 @@ class Unmarked(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    for module in (measuring, profiling):
-        monkeypatch.setattr(module, "SECONDS_A_LAYER", 0.0)
+    monkeypatch.setattr(measuring, "SECONDS_A_LAYER", 0.0)
 
 
 @pytest.fixture
@@ -166,18 +168,26 @@ def rows(count: int, width: int) -> MicroBatch:
     return MicroBatch((torch.ones(count, width),), (torch.zeros(1),))
 
 
-def measured(layers, typical, largest=None, make_update=lambda module: lambda: None, meet=bool, **limits):
+def measured(layers, typical, largest=None, make_update=lambda module: lambda: None, meet=bool, known=None, **limits):
+    """Returns measured costs: seconds and bytes are those that the measurement finds, or with ``known`` estimates at
+    least their bytes."""
     with torch.device("meta"):
         made = layers()
-    costs = profile(made, SquareLoss(), Sample(typical, largest or typical), CPU, "fp32", make_update, meet, **limits)
+    sample = Sample(typical, largest or typical)
+    estimated = known or without_bytes(estimates(made, sample.largest))
+    costs = measure(estimated, made, SquareLoss(), sample, CPU, "fp32", make_update, meet, **limits)
     check_costs(costs)
     assert len(costs) == len(made)
     return costs
 
 
+def estimates(layers, micro_batch):
+    return estimate(layers, SquareLoss(), micro_batch, DEVICES["TPUv3"], OptimizerSettings())
+
+
 def test_seconds_are_those_slept(clock):
-    """Of the first, timed with the copy after it, those of one."""
-    costs = measured(lambda: [SyntheticLayer(0.01, 0.01, 0.01) for _ in range(3)], rows(1, 1))
+    """Of the second, timed with the copy after it, those of one."""
+    costs = measured(lambda: [SyntheticLayer(0.01, 0.01, 0.01) for _ in range(4)], rows(1, 1))
     for cost in costs:
         assert cost.forward_s == pytest.approx(0.01)
         assert cost.recompute_s == pytest.approx(0.01)
@@ -194,7 +204,7 @@ def test_seconds_are_those_of_all_layers_together(clock, monkeypatch):
         assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.02, 0.02))
     of_both = sum(cost.activation_bytes for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)))
     alone = measured(lambda: [WarmOne(), WarmOther()], rows(1, 1), memory_bytes=4 * of_both)
-    monkeypatch.setattr(profiling, "LONGEST_PASS_S", 0.03)
+    monkeypatch.setattr(measuring, "LONGEST_PASS_S", 0.03)
     for cost in (*alone, *measured(lambda: [WarmOne(), WarmOther()], rows(1, 1))):
         assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.01, 0.01))
 
@@ -264,6 +274,47 @@ def test_what_leaves_a_layer_counts_whether_or_not_it_carries_a_gradient():
     assert (unmarked.boundary_bytes, unmarked.gradient_bytes) == (x + mark, 0)
 
 
+class Buffered(Rectified):
+    """Writes to a buffer of its own, which is allocated by the first forward with values: an estimate sees none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.is_meta and not isinstance(x, FakeTensor):
+            self.buffer = torch.zeros(100 * x.numel())
+            self.buffer[: x.numel()] = x.detach().flatten()
+        return torch.relu(x)
+
+
+def test_a_layers_own_buffer_that_the_estimate_does_not_see_is_added():
+    def layers():
+        return [Product(4), Rectified(), Buffered(), Product(4)]
+
+    with torch.device("meta"):
+        known = estimates(layers(), rows(8, 4))
+    assert known[2] == known[1], "the estimate sees the buffer"
+    plain, buffered = measured(layers, rows(8, 4), known=known)[1:3]
+    x = 8 * 4 * FLOAT
+    assert plain.forward_peak_bytes == x
+    assert 100 * x <= buffered.forward_peak_bytes <= 102 * x
+    assert 100 * x <= buffered.graph_peak_bytes <= 102 * x
+
+
+def test_a_measurement_that_reads_less_lowers_no_byte():
+    def layers():
+        return [Product(4), Rectified(), Product(4)]
+
+    with torch.device("meta"):
+        less = estimates(layers(), rows(8, 4))
+    more = [replace(cost, **{name: 1000 + getattr(cost, name) for name in MEASURED_BYTES}) for cost in less]
+    for known in (less, more):
+        for cost, own in zip(known, measured(layers, rows(8, 4), known=known), strict=True):
+            assert all(getattr(own, name) >= getattr(cost, name) for name in MEASURED_BYTES)
+    assert sizes(measured(layers, rows(8, 4), known=more)) == sizes(more)
+
+
+def sizes(costs):
+    return [{name: size for name, size in asdict(cost).items() if name.endswith("_bytes")} for cost in costs]
+
+
 class Hoarding(Rectified):
     """Keeps more after every forward; or frees what it kept after every second one."""
 
@@ -300,8 +351,8 @@ def test_equal_layers_are_measured_once_and_share_their_numbers():
     costs = measured(lambda: [Product(8) for _ in range(6)], rows(4, 8), make_update=make_update)
     assert costs[1] == costs[2] == costs[3] == costs[4]
     assert costs[0] != costs[1]  # its inputs carry no gradient
-    # seconds: the first and four copies, the second and three, the last alone; each alone for its bytes; all together
-    assert made == [5, 4, 1, 1, 1, 1, 6]
+    # seconds: the first alone, the second and three copies, the last alone; each alone for its bytes; all together
+    assert made == [1, 4, 1, 1, 1, 1, 6]
 
 
 def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_inputs():
