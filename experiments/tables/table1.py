@@ -10,7 +10,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.language_model.runs import SEQUENCES, language_model
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value
 from models.language_model import LanguageModelShape

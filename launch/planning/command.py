@@ -17,10 +17,10 @@ from experiments.base.hints import option
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
-from experiments.planning.best import best_plans, lines_of, settings_of, split_pipeline_auto
-from experiments.planning.fewer_devices import limit_replicas_to_cluster
-from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import merged, plan_workload
+from experiments.planning.choose import best_plans, limit_replicas_to_cluster
+from experiments.planning.pipeline_settings import merged, split_pipeline_auto
+from experiments.planning.report import PlanReport, lines_of, settings_of
+from experiments.planning.request import plan_request
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
@@ -71,7 +71,7 @@ def make_named(
     with closing(Backend() if cluster else cluster_backend()) as backend:
         devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
         with log_when_long(f"planning {name}", log) as set_part:
-            request = _plan_request(name, devices, scale, settings, best)
+            request = _request(name, devices, scale, settings, best)
             find_costs = MeasuredCosts(CACHE / "costs", log, backend, request.data)
             notes = (*devices.notes, *request.notes)
             if best:
@@ -80,11 +80,11 @@ def make_named(
                 except PlanError as fault:
                     raise PlanError(fault.errors, notes=notes) from None
                 return request.work, [replace(plans[0], notes=(*notes, *plans[0].notes)), *plans[1:]]
-            planned = plan_workload(request.work, devices, find_costs, notes, request.settings, set_part)
+            planned = plan_request(request.work, devices, find_costs, notes, request.settings, set_part)
             return request.work, [planned]
 
 
-class _PlanRequest(NamedTuple):
+class _Request(NamedTuple):
     work: Experiment
     settings: str
     """The settings that give this workload."""
@@ -106,28 +106,28 @@ def _check_name(name: str, scale: RequestedScale) -> None:
         raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
 
 
-def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _PlanRequest:
+def _request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _Request:
     amoebanet = find_amoebanet(name, cluster.devices)
     paper = (amoebanet or find(name)).with_settings(settings)
     paper.check_data()
     if amoebanet is not None:
-        return _PlanRequest(paper, settings)
+        return _Request(paper, settings)
     if cluster.device is not None and scale not in ("laptop", "slice"):
         if best or "pipeline.replicas" in settings:
-            return _PlanRequest(paper, settings)
+            return _Request(paper, settings)
         changed, notes = limit_replicas_to_cluster(paper, cluster)
         pipeline = changed.pipeline
         count = pipeline.micro_batches or "auto"
         added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={count}" if notes else ""
-        return _PlanRequest(changed, settings + added, notes)
+        return _Request(changed, settings + added, notes)
     chosen, scale_note = resolve(name, scale, cluster, settings, best)
     noted = [scale_note] if scale_note else []
     if cluster.device is not None:
-        return _PlanRequest(chosen, settings, tuple(noted))
+        return _Request(chosen, settings, tuple(noted))
     chosen = with_available_precision(chosen, cluster, noted.append)
     data = chosen.data_folder(CACHE)
     if data.exists():
-        return _PlanRequest(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())
+        return _Request(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())
     if chosen.sample_note:
         noted.append(f"the data is not prepared yet: the plan assumes {chosen.sample_note}")
-    return _PlanRequest(chosen, settings, tuple(noted))
+    return _Request(chosen, settings, tuple(noted))

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning import best
-from experiments.planning.best import best_plans, settings_of
-from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs, try_plan
+from experiments.planning import choose
+from experiments.planning.choose import best_plans, try_plan
+from experiments.planning.problem import estimated_costs
+from experiments.planning.report import PlanReport, settings_of
+from experiments.planning.request import plan_request
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, translation
@@ -49,11 +49,11 @@ def test_only_shapes_that_cannot_be_among_the_fastest_are_left_out(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, devices = translation(FREE), parse_cluster(cluster, LAPTOP)
-    monkeypatch.setattr(best, "SHOWN", 2)
-    left = best.first_plans(work, devices, estimated_costs, set())
-    bound = best._least_step_s
-    monkeypatch.setattr(best, "_least_step_s", lambda *_: 0.0)
-    every = best.first_plans(work, devices, estimated_costs, set())
+    monkeypatch.setattr(choose, "SHOWN", 2)
+    left = choose.plans_of_shapes(work, devices, estimated_costs, "")
+    bound = choose.least_step_s
+    monkeypatch.setattr(choose, "least_step_s", lambda *_: 0.0)
+    every = choose.plans_of_shapes(work, devices, estimated_costs, "")
     assert list(map(shape, left[:2])) == list(map(shape, every[:2]))
     assert len(left) < len(every)
     assert all(0 < bound(report.experiment, devices, estimated_costs) <= report.step_s for report in every)
@@ -116,7 +116,7 @@ def test_the_settings_of_a_plan_make_the_plan() -> None:
     plans = best_plans(work, cluster, estimated_costs, FREE)
     assert len(plans) == 3
     for plan in plans:
-        again = plan_workload(work.with_settings(settings_of(plan, work)), cluster, estimated_costs)
+        again = plan_request(work.with_settings(settings_of(plan, work)), cluster, estimated_costs)
         assert (again.step_s, again.plan.layers_per_cell) == (plan.step_s, plan.plan.layers_per_cell)
 
 
