@@ -178,7 +178,8 @@ def shapes(work: Experiment, cluster: Cluster, fixed: Collection[str]) -> list[S
     The first shape, where none is allowed: its plan says what is missing."""
     pipeline, devices = work.pipeline, cluster.devices
     most_rows = max(1, work.min_rows // max(1, pipeline.micro_batches))
-    stages, replicas = range(1, work.list_length // pipeline.virtual_stages + 1), range(1, most_rows + 1)
+    most_stages = max(1, work.list_length // pipeline.virtual_stages)
+    stages, replicas = range(1, most_stages + 1), range(1, most_rows + 1)
     if "stages" in fixed:
         stages = range(pipeline.stages, pipeline.stages + 1)
     if "replicas" in fixed:
@@ -196,7 +197,8 @@ def largest_first(found: Sequence[Shape], has_cores: bool = False) -> Iterator[l
         largest.append((1, 1))
     yield largest
     least = min(r for _, r in found)
-    yield [(k, least) for k in most if (k, least) not in largest]
+    if others := [(k, least) for k in most if (k, least) not in largest]:
+        yield others
 
 
 def plans_of_shapes(
@@ -212,10 +214,7 @@ def plans_of_shapes(
     none fits."""
     fixed = _fixed(work, given)
     free = {"micro_batches": AUTO, "remat": "auto", "virtual_stages": 1}
-    if _chooses_schedule(fixed):
-        free["schedule"] = "1f1b"
-    elif "schedule" not in fixed:
-        free["schedule"] = "auto"
+    free["schedule"] = "1f1b" if _chooses_schedule(fixed) else "auto"
     work = with_pipeline(work, **{name: value for name, value in free.items() if name not in fixed})
     found = shapes(work, cluster, fixed)
     groups = list(largest_first(found, shares_cores(cluster)))
@@ -282,7 +281,7 @@ def smaller_runs(planned: PlanReport, devices: int, find_cluster: Callable[[], C
             cells = asked.layers_per_cell if k == asked.stages else None
             choices.append(with_pipeline(work, stages=k, replicas=r, micro_batches=total // r, layers_per_cell=cells))
         with suppress(PlanError):  # the schedule may not support these stages
-            fitting = plans(choices, find_cluster(), lambda *_: planned.layer_costs) if choices else []
+            fitting = plans(choices, find_cluster(), lambda *_: planned.layer_costs)
             yield from (plan.experiment for plan in fitting)
 
 

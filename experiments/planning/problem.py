@@ -124,8 +124,8 @@ def row_errors(work: Experiment) -> list[str]:
         return []
     return [
         f"R = {pipeline.replicas} x M = {pipeline.micro_batches:,} micro-batches are more than the {rows:,} "
-        f"example{'s' if rows > 1 else ''} that a step of {work.batch:,} {work.unit} has at most; R x M of {rows:,} or "
-        "less has one for each"
+        f"example{'s' if rows > 1 else ''} that a step of {work.batch:,} {work.unit} has at most; choose R x M of "
+        f"{rows:,} or less"
     ]
 
 

@@ -6,7 +6,7 @@ mini-batch: all of it, a half, a quarter, ... -> K x R, few doublings away first
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from experiments.base.workload import Measurable
 from experiments.planning.choose import (
     MOST_DOUBLINGS,
     Shape,
+    best_plans,
     compared,
     fastest_number,
     numbers_of_micro_batches,
@@ -62,23 +63,40 @@ OTHER_SCHEDULES: tuple[dict[str, Any], ...] = (
 """Changes of a schedule, the nearest first. The last one needs the least memory, and takes the longest to plan."""
 
 
-def plan_request(
+def noted_plans(
     work: Experiment,
     cluster: Cluster,
     cost_model: CostModel,
-    notes: tuple[str, ...] = (),
-    given: str = "",
-    log: Log = lambda text: None,
+    given: str,
+    notes: Sequence[str],
+    best: bool,
+    log: Log,
+    workers: int | None = None,
+) -> list[PlanReport]:
+    """Returns the plan of a run, or the ``best`` plans, fastest first. The first has the notes, or the PlanError."""
+    try:
+        if best:
+            first, *others = best_plans(work, cluster, cost_model, given, log, workers)
+        else:
+            first, *others = [plan_request(work, cluster, cost_model, given, log)]
+    except PlanError as fault:
+        remedy = _remedy(work, cluster, 0, given, log) if best else fault.remedy
+        raise PlanError(fault.errors, remedy, (*notes, *fault.notes)) from None
+    return [replace(first, notes=(*notes, *first.notes)), *others]
+
+
+def plan_request(
+    work: Experiment, cluster: Cluster, cost_model: CostModel, given: str = "", log: Log = lambda text: None
 ) -> PlanReport:
     """Returns the plan of a run on a cluster. ``given`` are the user's settings of the run.
 
     Raises PlanError with all faults, and with all settings of the nearest plan that fits.
     """
     smallest = with_most_micro_batches(work)
+    check_request(work, cluster, given, log)
     # other numbers of devices would not help
     if faults := smallest.trial_errors() or faults_of(model_facts, smallest):
-        raise PlanError(faults, notes=notes)
-    check_request(work, cluster, notes, given, log)
+        raise PlanError(faults)
     try:
         log(f"the plan of {work.name}")
         planned = try_plan(work, cluster, cost_model)
@@ -87,19 +105,15 @@ def plan_request(
         with suppress(SuiteError):
             process_bytes = cost_model(smallest, cluster).machine.process_bytes
         remedy = _remedy(work, cluster, process_bytes, given, log)
-        all_notes = notes if remedy else (*notes, *_memory_note(smallest, cluster))
-        raise PlanError(fault.errors, remedy, all_notes) from None
-    return compared(replace(planned, notes=(*notes, *planned.notes)), log)
+        raise PlanError(fault.errors, remedy, () if remedy else [*_memory_note(work, cluster, given)]) from None
+    return compared(planned, log)
 
 
-def check_request(
-    work: Experiment, cluster: Cluster, notes: tuple[str, ...] = (), given: str = "", log: Log = lambda text: None
-) -> None:
-    """Raises PlanError, with the nearest plan that fits, when there are too few devices or rows."""
-    faults = [*device_errors(work, cluster), *row_errors(with_most_micro_batches(work))]
-    if faults:
-        log("; ".join(faults))
-        raise PlanError(faults, _remedy(work, cluster, 0, given, log), notes)
+def check_request(work: Experiment, cluster: Cluster, given: str, log: Log) -> None:
+    """Raises PlanError, with the nearest plan that fits, for too few devices or rows."""
+    if faults := [*device_errors(work, cluster), *row_errors(with_most_micro_batches(work))]:
+        log(faults[0])
+        raise PlanError(faults, _remedy(work, cluster, 0, given, lambda part: log(f"{faults[0]}; {part}")))
 
 
 def _remedy(work: Experiment, cluster: Cluster, process_bytes: int, given: str, log: Log) -> str:
@@ -139,12 +153,17 @@ def nearest_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, log:
                 numbers = _numbers(choice)
                 if not (numbers and _fits(numbers[0], cluster, cost_model)):
                     continue
-                planned = fastest_number(numbers, cluster, cost_model)
-                cells = "" if work.pipeline.layers_per_cell is None else "pipeline.layers_per_cell=none"
-                changed = changed_settings(planned.experiment.pipeline, work.pipeline)
-                if settings := " ".join(filter(None, [changed, cells, batch])):
-                    return planned, settings
+                with suppress(PlanError):
+                    planned = fastest_number(numbers, cluster, cost_model)
+                    if settings := " ".join(filter(None, [_changes(work, planned), batch])):
+                        return planned, settings
     return None
+
+
+def _changes(work: Experiment, planned: PlanReport) -> str:
+    """Returns the settings that make the pipeline of a plan of that of a run."""
+    changed = changed_settings(planned.experiment.pipeline, work.pipeline)
+    return changed if work.pipeline.layers_per_cell is None else f"{changed} pipeline.layers_per_cell=none".strip()
 
 
 def _mini_batches(work: Experiment) -> Iterator[tuple[Experiment, str]]:
@@ -197,7 +216,7 @@ def _variants(work: Experiment, shape: Shape) -> Iterator[Experiment]:
     asked = with_pipeline(with_replicas(work, replicas), stages=stages)
     by_file = asked.pipeline.schedule_rows is not None
     *few, every = OTHER_SCHEDULES[:2] if by_file else OTHER_SCHEDULES
-    numbers = (asked.pipeline.micro_batches,) if by_file else (asked.pipeline.micro_batches, AUTO)
+    numbers = dict.fromkeys([asked.pipeline.micro_batches, *([] if by_file else [AUTO])])
     for schedules in (few, [every]):
         for count, changes in product(numbers, schedules):
             yield with_pipeline(asked, micro_batches=count, **changes)
@@ -219,17 +238,20 @@ def _fits(choice: Experiment, cluster: Cluster, cost_model: CostModel) -> bool:
     return True
 
 
-def _memory_note(work: Experiment, cluster: Cluster) -> Iterator[str]:
+def _memory_note(work: Experiment, cluster: Cluster, given: str) -> Iterator[str]:
     """Yields the memory that would suffice if no setting fits; nothing if memory is not the problem."""
+    asked = with_pipeline(work, layers_per_cell=None)
+    own = asked.pipeline.stages, asked.pipeline.replicas
+    roomiest = _roomiest(asked, own if shares_cores(cluster) else max(_near_shapes(asked, cluster)))
     with suppress(SuiteError):
-        least = least_memory(work, cluster)
+        least = least_memory(roomiest, cluster)
         if least is not None and least > cluster.bytes_per_device:
             if shares_cores(cluster):
                 needs = f"at least {least * cluster.devices / GIB:.1f} GiB in total"
             else:
                 needs = f"devices of at least {least / GIB:.1f} GiB"
-            shape = f"K = {work.pipeline.stages}, M = {work.pipeline.micro_batches:,}"
-            yield f"no setting was found that fits; with {shape} the run needs {needs}"
+            chosen = f'"{merged(given, changed_settings(roomiest.pipeline, work.pipeline))}"'
+            yield f"no setting was found that fits; with {option('SET', chosen)} the run needs {needs}"
 
 
 def least_memory(work: Experiment, cluster: Cluster) -> int | None:

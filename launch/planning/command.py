@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +16,10 @@ from experiments.base.hints import option
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
-from experiments.planning.choose import best_plans, limit_replicas_to_cluster
+from experiments.planning.choose import limit_replicas_to_cluster
 from experiments.planning.pipeline_settings import merged, split_pipeline_auto
 from experiments.planning.report import PlanReport, lines_of, settings_of
-from experiments.planning.request import plan_request
+from experiments.planning.request import noted_plans
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
@@ -31,7 +30,7 @@ from launch.terminal import Terminal
 from launch.tracking.progress import log_when_long
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
-from suite.errors import PlanError, SettingError, nearest
+from suite.errors import SettingError, nearest
 
 
 def print_plan(
@@ -74,14 +73,8 @@ def make_named(
             request = _request(name, devices, scale, settings, best)
             find_costs = MeasuredCosts(CACHE / "costs", log, backend, request.data)
             notes = (*devices.notes, *request.notes)
-            if best:
-                try:
-                    plans = best_plans(request.work, devices, find_costs, settings, set_part)
-                except PlanError as fault:
-                    raise PlanError(fault.errors, notes=notes) from None
-                return request.work, [replace(plans[0], notes=(*notes, *plans[0].notes)), *plans[1:]]
-            planned = plan_request(request.work, devices, find_costs, notes, request.settings, set_part)
-            return request.work, [planned]
+            plans = noted_plans(request.work, devices, find_costs, request.settings, notes, best, set_part)
+            return request.work, plans
 
 
 class _Request(NamedTuple):

@@ -48,7 +48,8 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
         console.print(scale_note)
     if not pipeline_auto:  # before any data is prepared
         backend.check_workers(chosen)
-        check_request(chosen, backend.cluster(), given=given, log=console.print)
+        with log_when_long(f"checking {name}", console.print) as set_part:
+            check_request(chosen, backend.cluster(), given, set_part)
     prepared = prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
         chosen = prepared.with_changes_from(find(name))

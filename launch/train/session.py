@@ -15,10 +15,10 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures
-from experiments.planning.choose import best_plans, smaller_runs
+from experiments.planning.choose import smaller_runs
 from experiments.planning.problem import estimated_costs
 from experiments.planning.report import PlanReport, lines_of
-from experiments.planning.request import plan_request
+from experiments.planning.request import noted_plans
 from experiments.planning.timeline_plot import draw
 from launch import interrupts
 from launch.backends.backend import Backend
@@ -66,19 +66,15 @@ class Session:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
         the settings allow, and the next ones. Raises PlanError when it does not fit."""
         data = chosen.data_folder(CACHE).resolve()
-        shapes: list[PlanReport] = []
         measured_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data)
         find_costs = estimated_costs if self.is_brief else measured_costs
         began = time.monotonic()
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work, cluster = chosen.with_prepared(data), self.backend.cluster()
-            if best:
-                shapes = best_plans(work, cluster, find_costs, settings, set_part, self.backend.workers)
-                planned = replace(shapes[0], notes=(_note(shapes[0].experiment), *cluster.notes, *shapes[0].notes))
-            else:
-                notes = _note(chosen), *cluster.notes
-                planned = plan_request(work, cluster, find_costs, notes, settings, set_part)
-        for line in (*planned.lines(is_brief=True), *lines_of(shapes)):
+            given = find_costs, settings, cluster.notes, best, set_part, self.backend.workers
+            plans = noted_plans(work, cluster, *given)
+        planned = replace(plans[0], notes=(_note(plans[0].experiment), *plans[0].notes))
+        for line in (*planned.lines(is_brief=True), *(lines_of(plans) if best else ())):
             self.console.print(line)
         self.prepared_s.update(data_s=began - self.began, planning_s=time.monotonic() - began)
         return planned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from experiments.planning import choose
 from experiments.planning.choose import best_plans, try_plan
 from experiments.planning.problem import estimated_costs
 from experiments.planning.report import PlanReport, settings_of
-from experiments.planning.request import plan_request
+from experiments.planning.request import noted_plans, plan_request
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, translation
@@ -133,6 +134,19 @@ def test_stages_of_several_cells_are_no_more_than_the_layers_allow() -> None:
     given = "pipeline.replicas=1 pipeline.schedule=interleaved pipeline.virtual_stages=2"
     plans = best_plans(translation(f"{FREE} {given} pipeline.stages=2"), ROOMY, estimated_costs, given)
     assert shape(plans[0]) == (3, 1)  # 7 layers
+
+
+@pytest.mark.usefixtures("without_nccl")
+def test_a_given_shape_that_does_not_fit_is_refused_with_the_nearest_that_does() -> None:
+    given = f"{FREE} pipeline.stages=1 pipeline.replicas=1 pipeline.micro_batches=1"
+    work = translation(given)
+    with pytest.raises(PlanError, match=r"alone needs .* GiB"):
+        best_plans(work, Cluster(4, 24 * MIB, "gpu"), estimated_costs, given)
+    with pytest.raises(PlanError) as fault:
+        noted_plans(work, Cluster(4, 24 * MIB, "gpu"), estimated_costs, given, ("a note",), best=True, log=print)
+    (settings,) = re.findall(r'SET="([^"]+)"', fault.value.remedy)
+    assert plan_request(work.with_settings(settings), Cluster(4, 24 * MIB, "gpu"), estimated_costs)
+    assert fault.value.notes == ("a note",)
 
 
 @pytest.mark.slow

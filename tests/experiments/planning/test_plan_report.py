@@ -13,7 +13,7 @@ from experiments.base.figures import in_figures, in_hour_interval, in_hours
 from experiments.base.workload import Measurable
 from experiments.planning.choose import try_plan
 from experiments.planning.problem import LayerCosts, estimated_costs
-from experiments.planning.request import plan_request
+from experiments.planning.request import noted_plans, plan_request
 from experiments.translation.experiment import TranslationExperiment
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
@@ -34,7 +34,8 @@ STAGE_KEYS = {
 
 def test_the_record_is_whole_and_agrees_with_itself() -> None:
     work = translation("pipeline.stages=3 pipeline.replicas=2 train.steps=90")
-    planned = plan_request(work, parse_cluster("6xH100", LAPTOP), estimated_costs, ("a note",))
+    cluster = parse_cluster("6xH100", LAPTOP)
+    (planned,) = noted_plans(work, cluster, estimated_costs, "", ("a note",), best=False, log=print)
     found = json.loads(json.dumps(planned.as_dict(), allow_nan=False))
     assert found.keys() == KEYS
     stages = found["stages"]
@@ -72,9 +73,8 @@ def test_a_step_of_one_stage_is_the_sum_of_its_actions() -> None:
 
 
 def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
-    planned = plan_request(
-        language(stages=6, blocks=22), parse_cluster("6x16GiB", LAPTOP), estimated_costs, ("why so",)
-    )
+    work, cluster = language(stages=6, blocks=22), parse_cluster("6x16GiB", LAPTOP)
+    (planned,) = noted_plans(work, cluster, estimated_costs, "", ("why so",), best=False, log=print)
     lines = planned.lines()
     assert lines[0].startswith("plan of transformer_22 on 6 ")
     assert "simulated from estimated layer costs" in lines[0]

@@ -189,7 +189,7 @@ def test_too_few_devices_and_too_few_rows_are_told_at_once_before_anything_is_me
     assert devices.startswith("K = 2 stages x R = 3 replicas need 6 devices, there are 5 GPUs")
     assert rows.startswith("R = 3 x M = 800 micro-batches are more than the 1,000 examples")
     assert str(fault.value).startswith(f"2 faults:\n- {devices}\n- {rows}\nthe nearest plan that fits: ")
-    assert said[0] == f"{devices}; {rows}"
+    assert said[0] == devices
 
 
 def test_a_language_models_rows_are_counted() -> None:
@@ -207,7 +207,7 @@ def test_too_many_micro_batches_are_refused_with_a_number_that_can_be_set(replic
     pipeline = PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches)
     work = language().with_pipeline(pipeline)
     fault = refused(work, ROOMY)
-    assert "R x M of 32 or less has one for each" in fault.errors[-1]
+    assert "choose R x M of 32 or less" in fault.errors[-1]
     (settings,) = re.findall(r'SET="([^"]+)"', fault.remedy)
     assert row_errors(work.with_settings(settings)) == []
 
@@ -245,7 +245,7 @@ def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(
     assert 0 < max(counts.generated) <= 1024
     assert 0 < max(counts.simulated) <= 1024
     assert "M = 10,000,000 micro-batches are more than the 1,024 examples" in fault.errors[0]
-    assert "R x M of 1,024 or less" in fault.errors[0]
+    assert "choose R x M of 1,024 or less" in fault.errors[0]
     assert fault.remedy
 
 

@@ -15,7 +15,7 @@ from experiments.planning import request
 from experiments.planning.choose import limit_replicas_to_cluster, try_plan, with_most_micro_batches
 from experiments.planning.problem import LayerCosts, estimated_costs
 from experiments.planning.report import PlanReport
-from experiments.planning.request import plan_request
+from experiments.planning.request import noted_plans, plan_request
 from experiments.translation.experiment import TranslationExperiment
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
@@ -73,7 +73,7 @@ def test_an_advice_is_the_whole_of_the_settings_and_says_what_was_changed_before
     work = translation(given)
     cluster = Cluster(2, int(0.9 * max(peaks(work))), "gpu")
     with pytest.raises(PlanError) as fault:
-        plan_request(work, cluster, estimated_costs, ("R 8 -> 1",), given)
+        noted_plans(work, cluster, estimated_costs, given, ("R 8 -> 1",), best=False, log=print)
     assert settings_of(fault.value) == "pipeline.stages=2 pipeline.remat=auto train.seed=3"
     assert "(R 8 -> 1)" in str(fault.value)
 
@@ -197,25 +197,30 @@ def test_without_any_plan_that_fits_none_is_promised() -> None:
         assert "nearest" not in str(fault)
 
 
-def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
-    work = language(stages=4)
-    fault = refused(work, Cluster(4, MIB, "gpu"))
+def needed(fault: PlanError, unit: str) -> tuple[str, float]:
+    """Returns the settings that need the least memory, and its GiB."""
     assert fault.remedy == ""
     sentence = (
-        r"\(no setting was found that fits; with K = 4, M = [0-9,]+ the run needs devices of at least (\S+) GiB\)$"
+        rf'\(no setting was found that fits; with SET="([^"]+)" the run needs (?:devices of )?at least (\S+) {unit}\)$'
     )
-    (size,) = re.findall(sentence, str(fault))
-    assert plan_request(work, Cluster(4, int(float(size) * GIB), "gpu"), estimated_costs)
+    ((settings, size),) = re.findall(sentence, str(fault))
+    return settings, float(size)
+
+
+def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
+    work = language(stages=4)
+    settings, size = needed(refused(work, Cluster(8, MIB, "gpu")), "GiB")
+    assert "pipeline.stages=8" in settings
+    enough = Cluster(8, int(size * GIB), "gpu")
+    assert plan_request(work.with_settings(settings), enough, estimated_costs)
 
 
 def test_where_workers_share_the_memory_of_one_machine_all_of_it_is_told() -> None:
     work = language(stages=4)
-    fault = refused(work, Cluster(2, MIB, "cpu"))
-    assert fault.remedy == ""
-    sentence = r"\(no setting was found that fits; with K = 4, M = [0-9,]+ the run needs at least (\S+) GiB in total\)$"
-    (size,) = re.findall(sentence, str(fault))
-    assert plan_request(work, Cluster(2, int(float(size) / 2 * GIB), "cpu"), estimated_costs)
-    refused(work, Cluster(2, int((float(size) / 2 - 0.2) * GIB), "cpu"))
+    settings, size = needed(refused(work, Cluster(2, MIB, "cpu")), "GiB in total")
+    asked = work.with_settings(settings)
+    assert plan_request(asked, Cluster(2, int(size / 2 * GIB), "cpu"), estimated_costs)
+    refused(asked, Cluster(2, int((size / 2 - 0.2) * GIB), "cpu"))
 
 
 def test_more_stages_than_a_language_model_has_layers_are_refused_with_a_way_out() -> None:
