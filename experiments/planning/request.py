@@ -6,6 +6,7 @@ mini-batch: all of it, a half, a quarter, ... -> K x R, few doublings away first
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -140,12 +141,16 @@ def nearest_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, log:
     """Returns the plan that fits least far from the run, which does not, and the settings that make it; None if no
     choice fits. With the most of its mini-batch, then the fewest doublings and halvings of K and R, then its M, then
     the nearest schedule; of free M the fastest."""
-    for smaller, batch in _mini_batches(work):
-        asked = with_pipeline(smaller, layers_per_cell=None)
-        near = sorted(_near_shapes(asked, cluster), key=partial(_distance, work))
-        if not shares_cores(cluster) and not _fits(_roomiest(asked, max(near)), cluster, cost_model):
-            continue  # the most stages need the least memory
-        for shape in near:
+
+    def some_fits(mini_batch: tuple[Experiment, str]) -> bool:
+        asked, near = mini_batch[0], _near_shapes(mini_batch[0], cluster)
+        roomiest = near if shares_cores(cluster) else [max(near)]  # the most stages need the least memory
+        return any(_fits(_roomiest(asked, shape), cluster, cost_model) for shape in roomiest)
+
+    batches = list(_mini_batches(with_pipeline(work, layers_per_cell=None)))
+    most = 0 if some_fits(batches[0]) else bisect_left(batches, True, lo=1, key=some_fits)
+    for asked, batch in batches[most:]:
+        for shape in sorted(_near_shapes(asked, cluster), key=partial(_distance, work)):
             log(f"the nearest plan that fits: K = {shape[0]}, R = {shape[1]}{batch and ', '}{batch}")
             if not _fits(_roomiest(asked, shape), cluster, cost_model):
                 continue

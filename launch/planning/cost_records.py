@@ -6,6 +6,7 @@ too high.
 from __future__ import annotations
 
 import json
+import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,12 +44,13 @@ class CostRecord:
     def conditions(self) -> str:
         return f"load {self.load:.1f}, spread {self.spread:.2f}"
 
-    def disturbance(self, cores: int) -> tuple[str, ...]:
-        """Returns a note if other work disturbed the measurement on a machine with so many cores."""
+    def disturbance(self, cores: float) -> tuple[str, ...]:
+        """Returns a note if other work disturbed the measurement: a load above the cores, or a large spread."""
         if self.load <= cores and self.spread <= LARGEST_RATIO:
             return ()
+        on_cores = "" if math.isinf(cores) else f" on {cores} cores"
         return (
-            f"other work disturbed the measurement of the layers (load {self.load:.1f} on {cores} cores, spread "
+            f"other work disturbed the measurement of the layers (load {self.load:.1f}{on_cores}, spread "
             f"{self.spread:.2f}); REMEASURE=1 measures them again",
         )
 

@@ -7,6 +7,7 @@ variable REMEASURE is set.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import statistics
 import time
@@ -96,7 +97,8 @@ class MeasuredCosts:
             record.write(path)
         machine = replace(record.machine, memory_limit_bytes=cluster.bytes_per_device)
         source = f"measured on {where}, {record.conditions}{'; cached' if is_cached else ''}"
-        notes = *record.disturbance(_cores(cluster)), *last_runs(history)
+        cores = _cores(cluster) if cluster.kind == "cpu" else math.inf  # a GPU's host may have a load of its own
+        notes = *record.disturbance(cores), *last_runs(history)
         return LayerCosts(record.costs, machine, source, measured=True, history=history, notes=notes)
 
 
