@@ -9,10 +9,10 @@ from typing import Literal
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.planning.best import first_plans, given_names
-from experiments.planning.fewer_devices import limit_replicas_to_cluster
-from experiments.planning.planner import least_memory, plan_workload
-from experiments.planning.single_plan import estimated_costs, try_plan
+from experiments.planning.choose import limit_replicas_to_cluster, plans_of_shapes, try_plan
+from experiments.planning.pipeline_settings import given_names
+from experiments.planning.problem import estimated_costs
+from experiments.planning.request import least_memory, plan_request
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
 
@@ -65,7 +65,7 @@ def _shortage_of_any(experiment: Experiment, cluster: Cluster, settings: list[st
     if cluster.kind == "cpu":
         return f"needs GPUs, and there are {cluster}"
     try:
-        first_plans(experiment, cluster, estimated_costs, given_names(experiment, settings))
+        plans_of_shapes(experiment, cluster, estimated_costs, settings)
     except PlanError as fault:
         return f"does not fit with any K, R and M: {'; '.join(fault.errors)}"
     return None
@@ -97,7 +97,7 @@ def _plan_fault(experiment: Experiment, cluster: Cluster) -> PlanError | None:
 
 def _remedy(experiment: Experiment, cluster: Cluster) -> str:
     try:
-        plan_workload(experiment, cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs)
+        plan_request(experiment, cluster if cluster.kind == "gpu" else _large_enough(experiment), estimated_costs)
     except PlanError as fault:
         if fault.remedy:
             return f"use {fault.remedy.partition(':')[0]}"

@@ -6,11 +6,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
 
+from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
+
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.language_model.runs import SEQUENCES, language_model
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value
 from models.language_model import LanguageModelShape
@@ -18,7 +20,6 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB
 from suite.pipeline.planning.memory import MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
-from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings, PipelineSettings

@@ -21,8 +21,8 @@ from experiments.images.experiment import ImageExperiment
 from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
 from experiments.language_model.runs import SEQUENCES as BATCH
 from experiments.language_model.runs import language_model
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
+from experiments.planning.request import plan_request
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, relative_spread
 from experiments.tables.sleeping import SquareError, SyntheticLayer
@@ -216,7 +216,7 @@ def cell_seconds(
     """
     cluster = Cluster(stages, 2**62, "gpu", device=replace(DEVICES[device], memory_bytes=2**62))
     work = language_model(LanguageModelShape(layers), PipelineSettings(stages=stages, micro_batches=BATCH))
-    costs = [cell.cost for cell in plan_workload(work, cluster, estimated_costs).plan.cells]
+    costs = [cell.cost for cell in plan_request(work, cluster, estimated_costs).plan.cells]
     part = BATCH / micro_batches  # of the mini-batch, in the micro-batches that were estimated
     seconds, slowed = slowed_down(costs, part)
     message = int(max(cost.activation_bytes for cost in costs) * part * slowed)

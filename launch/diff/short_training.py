@@ -12,7 +12,8 @@ from rich.console import Console
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.planning.single_plan import estimated_costs, try_plan
+from experiments.planning.choose import try_plan
+from experiments.planning.problem import estimated_costs
 from experiments.registry import resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend

@@ -22,7 +22,7 @@ from experiments.base import hints
 from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute, is_source
 from experiments.custom.own_imports import ROOT
-from experiments.planning.best import split_pipeline_auto
+from experiments.planning.pipeline_settings import split_pipeline_auto
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.members.base import folder_name

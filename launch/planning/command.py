@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,10 +16,10 @@ from experiments.base.hints import option
 from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
 from experiments.language_model.runs import find_transformer
-from experiments.planning.best import best_plans, lines_of, settings_of, split_pipeline_auto
-from experiments.planning.fewer_devices import limit_replicas_to_cluster
-from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import merged, plan_workload
+from experiments.planning.choose import limit_replicas_to_cluster
+from experiments.planning.pipeline_settings import merged, split_pipeline_auto
+from experiments.planning.report import PlanReport, lines_of, settings_of
+from experiments.planning.request import noted_plans
 from experiments.registry import experiments, find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
@@ -31,7 +30,7 @@ from launch.terminal import Terminal
 from launch.tracking.progress import log_when_long
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
-from suite.errors import PlanError, SettingError, nearest
+from suite.errors import SettingError, nearest
 
 
 def print_plan(
@@ -71,20 +70,14 @@ def make_named(
     with closing(Backend() if cluster else cluster_backend()) as backend:
         devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
         with log_when_long(f"planning {name}", log) as set_part:
-            request = _plan_request(name, devices, scale, settings, best)
+            request = _request(name, devices, scale, settings, best)
             find_costs = MeasuredCosts(CACHE / "costs", log, backend, request.data)
             notes = (*devices.notes, *request.notes)
-            if best:
-                try:
-                    plans = best_plans(request.work, devices, find_costs, settings, set_part)
-                except PlanError as fault:
-                    raise PlanError(fault.errors, notes=notes) from None
-                return request.work, [replace(plans[0], notes=(*notes, *plans[0].notes)), *plans[1:]]
-            planned = plan_workload(request.work, devices, find_costs, notes, request.settings, set_part)
-            return request.work, [planned]
+            plans = noted_plans(request.work, devices, find_costs, request.settings, notes, best, set_part)
+            return request.work, plans
 
 
-class _PlanRequest(NamedTuple):
+class _Request(NamedTuple):
     work: Experiment
     settings: str
     """The settings that give this workload."""
@@ -106,28 +99,28 @@ def _check_name(name: str, scale: RequestedScale) -> None:
         raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
 
 
-def _plan_request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _PlanRequest:
+def _request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _Request:
     amoebanet = find_amoebanet(name, cluster.devices)
     paper = (amoebanet or find(name)).with_settings(settings)
     paper.check_data()
     if amoebanet is not None:
-        return _PlanRequest(paper, settings)
+        return _Request(paper, settings)
     if cluster.device is not None and scale not in ("laptop", "slice"):
         if best or "pipeline.replicas" in settings:
-            return _PlanRequest(paper, settings)
+            return _Request(paper, settings)
         changed, notes = limit_replicas_to_cluster(paper, cluster)
         pipeline = changed.pipeline
         count = pipeline.micro_batches or "auto"
         added = f" pipeline.replicas={pipeline.replicas} pipeline.micro_batches={count}" if notes else ""
-        return _PlanRequest(changed, settings + added, notes)
+        return _Request(changed, settings + added, notes)
     chosen, scale_note = resolve(name, scale, cluster, settings, best)
     noted = [scale_note] if scale_note else []
     if cluster.device is not None:
-        return _PlanRequest(chosen, settings, tuple(noted))
+        return _Request(chosen, settings, tuple(noted))
     chosen = with_available_precision(chosen, cluster, noted.append)
     data = chosen.data_folder(CACHE)
     if data.exists():
-        return _PlanRequest(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())
+        return _Request(chosen.with_prepared(data.resolve()), settings, tuple(noted), data.resolve())
     if chosen.sample_note:
         noted.append(f"the data is not prepared yet: the plan assumes {chosen.sample_note}")
-    return _PlanRequest(chosen, settings, tuple(noted))
+    return _Request(chosen, settings, tuple(noted))

@@ -1,13 +1,13 @@
 """Layer costs: measured and cached, or estimated where they cannot be measured.
 
-Cached costs are measured again for a new run if the first steps of another disagreed with them
-(``launch/train/step_check.py``), if this machine was busy when they were measured and is not now, or if the environment
+Cached costs are measured again if this machine was busy when they were measured and is not now, or if the environment
 variable REMEASURE is set.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import statistics
 import time
@@ -21,13 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from experiments.base.cluster import Cluster
-from experiments.base.figures import in_seconds
 from experiments.base.workload import Measurable
-from experiments.planning.plan_report import LayerCosts
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import LayerCosts, estimated_costs
 from launch.backends.backend import Backend
-from launch.planning.cost_records import CostRecord
-from launch.planning.step_history import ratios
+from launch.planning.cost_records import CostRecord, last_runs
 from launch.worker.devices import cpu_model
 from suite.cgroups import cpu_limit
 from suite.errors import PlacementError
@@ -59,9 +56,6 @@ class MeasuredCosts:
     backend: Backend = field(default_factory=Backend)
     data: Path | None = None
     """The prepared data to measure with, if any."""
-    keeps_doubted: bool = False
-    """Whether it also uses cached costs that the first steps of a run disagreed with: a resumed run has them in its
-    plan already."""
     timeout_s: float = 60.0
     """If a measurement would take longer than this, by estimate, it returns estimated costs, marked as such."""
 
@@ -81,31 +75,30 @@ class MeasuredCosts:
             device = f"{device} of the cluster with {min(node.name for node in cluster.nodes)}"
         path = self.cache / f"{_digest(work.key(), device, workers, threads)}.json"
         history = self.cache / f"steps-{_digest(device)}.jsonl"
-        costs_with = partial(LayerCosts, measured=True, file=path, history=history, step_ratios=ratios(history))
         where = f"{device}, {workers} processes, {threads} threads each"
-        cached = CostRecord.read(path)
-        reason = _reason_to_remeasure(cached, cluster, self.keeps_doubted) if cached is not None else ""
-        if cached is not None and not reason:
-            machine = replace(cached.machine, memory_limit_bytes=cluster.bytes_per_device)
-            source = f"measured on {where}, {cached.conditions}; cached"
-            return costs_with(cached.costs, machine, source)
-        rates = self.backend.on_free_devices(partial(this_device, cluster.bytes_per_device), cluster, 1, self.log)
-        estimate = _estimate_if_too_long(work, cluster, rates, self.timeout_s, _memory_bytes(cluster, workers))
-        if estimate is not None:
-            return estimate
-        self.log(f"measuring the layers{reason} on {where}")
-        self.cache.mkdir(parents=True, exist_ok=True)
-        log_file = (self.cache / "measuring.log").resolve()
-        measure = partial(_measure, work, cluster, workers, threads, log_file)
-        measurements = self.backend.on_free_devices(measure, cluster, workers, self.log, self.data)
-        costs, machine = _combine(measurements, cluster)
-        load = max(measurement.load for measurement in measurements)
-        record = CostRecord(costs, machine, min(load, LOAD) if _is_here(cluster) else load, time.time())
-        if cached is not None and cached.doubted:
-            self.log(f"they take {in_seconds(record.seconds)} per micro-batch; before: {in_seconds(cached.seconds)}")
-            record = replace(record, confirmed=record.confirms(cached, _cores(cluster)))
-        record.write(path)
-        return costs_with(costs, machine, f"measured on {where}, {record.conditions}")
+        record = CostRecord.read(path)
+        reason = _reason_to_remeasure(record, cluster) if record is not None else ""
+        is_cached = record is not None and not reason
+        if record is None or reason:
+            memory_bytes = _memory_bytes(cluster, workers)
+            rates = self.backend.on_free_devices(partial(this_device, cluster.bytes_per_device), cluster, 1, self.log)
+            estimate = _estimate_if_too_long(work, cluster, rates, self.timeout_s, memory_bytes)
+            if estimate is not None:
+                return estimate
+            self.log(f"measuring the layers{reason} on {where}")
+            self.cache.mkdir(parents=True, exist_ok=True)
+            log_file = (self.cache / "measuring.log").resolve()
+            measure = partial(_measure, work, cluster, workers, threads, log_file)
+            measurements = self.backend.on_free_devices(measure, cluster, workers, self.log, self.data)
+            load = max(measurement.load for measurement in measurements)
+            load = min(load, LOAD) if _is_here(cluster) else load
+            record = CostRecord(*_combine(measurements, cluster), load, time.time())
+            record.write(path)
+        machine = replace(record.machine, memory_limit_bytes=cluster.bytes_per_device)
+        source = f"measured on {where}, {record.conditions}{'; cached' if is_cached else ''}"
+        cores = _cores(cluster) if cluster.kind == "cpu" else math.inf  # a GPU's host may have a load of its own
+        notes = *record.disturbance(cores), *last_runs(history)
+        return LayerCosts(record.costs, machine, source, measured=True, history=history, notes=notes)
 
 
 def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path) -> list[LayerMeasurements]:
@@ -117,12 +110,10 @@ def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log
     return run_processes(measure_layers, workers, work, threads, *facts)
 
 
-def _reason_to_remeasure(cached: CostRecord, cluster: Cluster, keeps_doubted: bool) -> str:
+def _reason_to_remeasure(cached: CostRecord, cluster: Cluster) -> str:
     """Returns why cached costs must be measured again, as part of a sentence; empty if they are still good."""
-    if _is_here(cluster) and not keeps_doubted and LOAD <= cpu_limit() / 2 < cached.load:
+    if _is_here(cluster) and LOAD <= cpu_limit() / 2 < cached.load:
         return f" again, because the machine was busy before ({cached.conditions}),"
-    if cached.doubted and not keeps_doubted:
-        return " again, because the first steps of a run disagreed with the cached costs,"
     requested = os.environ.get("REMEASURE", "0") not in ("", "0")
     return " again, because REMEASURE is set," if requested and cached.measured < STARTED else ""
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.hints import command
-from experiments.planning.best import split_pipeline_auto
-from experiments.planning.single_plan import row_errors
+from experiments.planning.pipeline_settings import split_pipeline_auto
+from experiments.planning.request import check_request
 from experiments.registry import find, read_experiment_file, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.select import select_backend
@@ -24,7 +24,7 @@ from launch.train.session import Session
 from launch.watching.run_state import unexpected_content
 from launch.worker.precision import with_available_precision
 from launch.worker.run_plan import RunPlan
-from suite.errors import CheckpointError, DataError, PlanError, SettingError
+from suite.errors import CheckpointError, DataError, SettingError
 from suite.paths import read_json
 from suite.settings import AUTO
 from suite.training.checkpoint import Choice, check_model, current, in_order, list_checkpoints
@@ -48,8 +48,8 @@ def start(name: str, scale: RequestedScale, settings: str, launcher: str, consol
         console.print(scale_note)
     if not pipeline_auto:  # before any data is prepared
         backend.check_workers(chosen)
-        if faults := row_errors(chosen):
-            raise PlanError(faults)
+        with log_when_long(f"checking {name}", console.print) as set_part:
+            check_request(chosen, backend.cluster(), given, set_part)
     prepared = prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
     if prepared != chosen:
         chosen = prepared.with_changes_from(find(name))
@@ -110,7 +110,7 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
         if chosen.task == "custom":  # the settings determine any other model, and the run has them
             check_model(checkpoints[0], layers)
     backend = select_backend(launcher)
-    session = Session(backend, console, resumes=True)
+    session = Session(backend, console)
     backend.check_workers(chosen)
     as_planned = _with_planned_schedule(run, before, chosen)
     prepare_same(run, chosen, console)

@@ -15,11 +15,10 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures
-from experiments.planning.best import best_plans, lines_of
-from experiments.planning.fewer_devices import shrunk_to
-from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.choose import smaller_runs
+from experiments.planning.problem import estimated_costs
+from experiments.planning.report import PlanReport, lines_of
+from experiments.planning.request import noted_plans
 from experiments.planning.timeline_plot import draw
 from launch import interrupts
 from launch.backends.backend import Backend
@@ -54,7 +53,6 @@ class Session:
 
     backend: Backend
     console: Console
-    resumes: bool = False
     shows_samples: bool = True
     """Whether translations of a few held-out strings end the run; not in a sweep, which scores its members."""
     is_brief: bool = False
@@ -68,19 +66,15 @@ class Session:
         """Plans a run on the available devices and prints the plan; with ``best`` the fastest K, R, M and schedule that
         the settings allow, and the next ones. Raises PlanError when it does not fit."""
         data = chosen.data_folder(CACHE).resolve()
-        shapes: list[PlanReport] = []
-        measured_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data, self.resumes)
+        measured_costs = MeasuredCosts(CACHE / "costs", self.console.print, self.backend, data)
         find_costs = estimated_costs if self.is_brief else measured_costs
         began = time.monotonic()
         with log_when_long(f"planning {chosen.name}", self.console.print) as set_part:
             work, cluster = chosen.with_prepared(data), self.backend.cluster()
-            if best:
-                shapes = best_plans(work, cluster, find_costs, settings, set_part, self.backend.workers)
-                planned = replace(shapes[0], notes=(_note(shapes[0].experiment), *cluster.notes, *shapes[0].notes))
-            else:
-                notes = _note(chosen), *cluster.notes
-                planned = plan_workload(work, cluster, find_costs, notes, settings, set_part)
-        for line in (*planned.lines(is_brief=True), *lines_of(shapes)):
+            given = find_costs, settings, cluster.notes, best, set_part, self.backend.workers
+            plans = noted_plans(work, cluster, *given)
+        planned = replace(plans[0], notes=(_note(plans[0].experiment), *plans[0].notes))
+        for line in (*planned.lines(is_brief=True), *(lines_of(plans) if best else ())):
             self.console.print(line)
         self.prepared_s.update(data_s=began - self.began, planning_s=time.monotonic() - began)
         return planned
@@ -160,7 +154,7 @@ class CurrentRun:
         """Returns the run as requested, otherwise as it is fastest on ``devices`` devices. Raises PlacementError
         without a plan that fits."""
         requested, fault = self._requested, ""
-        for experiment in shrunk_to(requested, devices, self._session.backend.cluster):
+        for experiment in smaller_runs(requested, devices, self._session.backend.cluster):
             known = [plan for plan in (requested, self.planned) if plan.experiment.pipeline == experiment.pipeline]
             try:
                 planned = known[0] if known else self._session.plan(experiment)

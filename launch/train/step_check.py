@@ -1,6 +1,4 @@
-"""Compares the first steps of a run with its plan, for the intervals of later plans. If they disagree, the layer costs
-were measured under a different load: the check logs this, and the plan of the next new run measures them again.
-"""
+"""Compares the first steps of a run with its plan: for the notes of later plans, and in a log line if they disagree."""
 
 from __future__ import annotations
 
@@ -8,9 +6,8 @@ import statistics
 from collections.abc import Callable
 
 from experiments.base.figures import in_seconds
-from experiments.planning.plan_report import PlanReport
-from launch.planning.cost_records import CostRecord, disagree
-from launch.planning.step_history import note
+from experiments.planning.report import PlanReport
+from launch.planning.cost_records import LARGEST_RATIO, note_run
 from launch.runs.store import RunFolder
 from suite.training.jsonl import last_line
 
@@ -37,19 +34,12 @@ class StepCheck:
 
     def _compare(self, step_s: float) -> None:
         planned = self._planned()
-        if planned.layer_costs.history is not None:
-            note(planned.layer_costs.history, planned.step_s, step_s)
-        found = planned.found_costs
-        record = CostRecord.read(found.file) if found.file is not None else None
-        if record is None or record.costs != found.costs or not disagree(step_s, planned.step_s):
+        if (history := planned.layer_costs.history) is None:  # its costs are estimated
             return
-        difference = (
-            f"a step takes {in_seconds(step_s)} (median of {STEPS}), the plan predicts {in_seconds(planned.step_s)}; "
-            f"the layer costs were measured at {record.conditions}"
-        )
-        if record.confirmed:
-            self._log(f"{difference}, twice with the same result, so they are kept: the difference has another cause")
-            return
-        assert found.file is not None
-        record.doubt(found.file)
-        self._log(f"{difference}; the next new run measures them again")
+        note_run(history, planned.step_s, step_s)
+        ratio = step_s / planned.step_s
+        if max(ratio, 1 / ratio) > LARGEST_RATIO:
+            self._log(
+                f"a step takes {in_seconds(step_s)} (median of {STEPS}), {ratio:.2f} times the planned "
+                f"{in_seconds(planned.step_s)}; a new run with REMEASURE=1 measures the layers again"
+            )

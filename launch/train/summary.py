@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.base.figures import in_hours, in_seconds
-from experiments.planning.plan_report import PlanReport
+from experiments.planning.report import PlanReport
 from experiments.planning.step_parts import OUTSIDE, slower_than_planned
 from launch.runs.record import perplexity
 from launch.train.step_check import WARM_UPS

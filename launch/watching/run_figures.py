@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.planning.plan_report import schedule_name
+from experiments.planning.report import schedule_name
 from experiments.report.figure import COLOURS, INK, new_figure, thinned
 from experiments.report.page import Picture
 from launch.watching.run_data import RunData

@@ -7,7 +7,8 @@ import math
 from dataclasses import replace
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.single_plan import estimated_costs, try_plan
+from experiments.planning.choose import try_plan
+from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 from launch.worker.build import PartitionedModel
 from suite.pipeline.model.microbatch import ReplicaBatch

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,10 @@ def unpacked(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 def feed(costs: Costs) -> None:
     """Lets all plans of this process take their estimates from ``costs``."""
-    from experiments.planning import single_plan
     from suite.pipeline.planning.costs import LayerCost, SkipInput
 
-    estimate = single_plan.estimate
+    problem = _problem()
+    estimate = problem.estimate
 
     def chosen(layers: Any, loss: Any, data: Any, device: Any, optimizer: Any) -> list[LayerCost]:
         own = json.loads(json.dumps([asdict(cost) for cost in estimate(layers, loss, data, device, optimizer)]))
@@ -57,14 +58,20 @@ def feed(costs: Costs) -> None:
         skips = [tuple(SkipInput(**skip) for skip in cost["skip_inputs"]) for cost in found]
         return [LayerCost(**cost | {"skip_inputs": own}) for cost, own in zip(found, skips, strict=True)]
 
-    single_plan.estimate = chosen
+    problem.estimate = chosen
+
+
+def _problem() -> Any:
+    """Returns the module that estimates costs, under its name now or before."""
+    try:
+        return import_module("experiments.planning.problem")
+    except ModuleNotFoundError:
+        return import_module("experiments.planning.single_plan")
 
 
 def two_cores(costs: Costs) -> None:
     """Lets plans without a declared cluster be for two cores of 8 GiB, with the seconds of ``two_cores.json``."""
     from experiments.base.cluster import Cluster
-    from experiments.planning import single_plan
-    from experiments.planning.plan_report import LayerCosts
     from launch.backends.backend import Backend
     from launch.planning import command
     from suite.pipeline.planning.simulate import Link
@@ -73,8 +80,8 @@ def two_cores(costs: Costs) -> None:
         def cluster(self) -> Cluster:
             return Cluster(2, 8 * GIB, "cpu")
 
-    def measured(work: Any, cluster: Cluster) -> LayerCosts:
-        found = single_plan.estimated_costs(work, cluster)
+    def measured(work: Any, cluster: Cluster) -> Any:
+        found = _problem().estimated_costs(work, cluster)
         known = json.loads(MEASURED.read_text()).get(costs.model)
         if cluster.device is not None or known is None:
             return found
@@ -87,7 +94,7 @@ def two_cores(costs: Costs) -> None:
             for cost, own in layers
         )
         machine = replace(found.machine, process_bytes=2 * GIB // 5, link=Link(1e-4, 1e9), reduce_bytes_per_s=1e9)
-        return LayerCosts(timed, machine, "two_cores.json", measured=True)
+        return type(found)(timed, machine, "two_cores.json", measured=True)
 
     command.cluster_backend = TwoCores
     command.MeasuredCosts = lambda *arguments: measured

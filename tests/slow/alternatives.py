@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.planning.plan_report import central
 from suite.paths import read_json
 from suite.training.metrics import read_steps
 from tests.launch.command_line import gpipe, only_run
@@ -81,14 +80,11 @@ def main(name: str, steps: int, workers: int) -> None:
         shape = f"| {plan['K']} | {plan['R']} | {plan['M']} | {shown}"
         print(f"{shape} | {1e3 * planned[-1]:.1f} | {1e3 * seconds:.1f} | {seconds / planned[-1]:.3f} |", flush=True)
     ratios = [seconds / plan_s for plan_s, seconds in zip(planned, measured, strict=True)]
-    ends = [central(ratios[:at] + ratios[at + 1 :]) for at in range(len(ratios))]
-    inside = sum(low <= ratio <= high for ratio, (low, high) in zip(ratios, ends, strict=True))
     ranks = np.corrcoef(np.argsort(np.argsort(planned)), np.argsort(np.argsort(measured)))[0, 1]
     print(json.dumps({
         "settings": len(ratios),
         "choice over the fastest": measured[-1] / min(measured),
         "rank correlation": ranks,
-        "in the interval of the others": inside / len(ratios),
         "median of measured / planned": statistics.median(ratios),
     }, indent=1))  # fmt: skip
 

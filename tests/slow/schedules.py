@@ -13,20 +13,21 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
+from suite.pipeline.planning.partial_schedule import SchedulingProblem
+from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
+
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
-from suite.pipeline.planning.partial_schedule import SchedulingProblem
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.schedule_choice import search_schedule
 from suite.pipeline.planning.search import search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
-from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.base.setting_faults import unreached
-from experiments.planning.planner import merged
+from experiments.planning.pipeline_settings import merged
 from experiments.registry import TASKS, find, read_experiment
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m

@@ -8,8 +8,8 @@ import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.images.runs import EPOCH, find_amoebanet
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
+from experiments.planning.request import plan_request
 from experiments.registry import find, read_experiment, resolve
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.layers import count_parameters
@@ -85,21 +85,21 @@ def test_wsd_decays_in_the_last_tenth_of_the_run_unless_set() -> None:
 
 @pytest.mark.slow
 def test_a_refused_plan_suggests_none_that_batchnorm_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("experiments.planning.single_plan.GPU_PROCESS_BYTES", 0)
+    monkeypatch.setattr("experiments.planning.problem.GPU_PROCESS_BYTES", 0)
     small = "train.batch_images=16 pipeline.micro_batches=1 images.size=4 pipeline.stages=1 pipeline.remat=always"
     work = find("amoebanet_fashion").with_settings(small)
 
     def with_micro_batches(count: int) -> Any:
         return work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))
 
-    plan = plan_workload(with_micro_batches(8), Cluster(1, 1 << 30, "gpu"), estimated_costs).plan
+    plan = plan_request(with_micro_batches(8), Cluster(1, 1 << 30, "gpu"), estimated_costs).plan
     enough = int(plan.cells[0].peak_bytes / 0.94)  # with the reserve
     with pytest.raises(PlanError) as error:
-        plan_workload(work, Cluster(1, enough, "gpu"), estimated_costs)
+        plan_request(work, Cluster(1, enough, "gpu"), estimated_costs)
     assert 'pipeline.micro_batches=8"' in error.value.remedy
     one_each = with_micro_batches(16)
     with pytest.raises(PlanError, match="BatchNorm needs two values per channel"):
-        plan_workload(one_each, Cluster(1, 1 << 40, "gpu"), estimated_costs)
+        plan_request(one_each, Cluster(1, 1 << 40, "gpu"), estimated_costs)
 
 
 def test_on_one_gpu_it_has_one_stage_and_reports_this() -> None:
@@ -137,7 +137,7 @@ def test_any_amoebanet_is_planned_by_name() -> None:
     cluster = parse_cluster("4x8GiB", LAPTOP)
     work = find_amoebanet("amoebanet_18x208", cluster.devices)
     assert work is not None
-    planned = plan_workload(work, cluster, estimated_costs)
+    planned = plan_request(work, cluster, estimated_costs)
     assert len(planned.plan.layers_per_cell) == 4
     assert planned.as_dict()["images_per_second"] == pytest.approx(128 / planned.step_s)
     assert any("images/s" in line for line in planned.lines())

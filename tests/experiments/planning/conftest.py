@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.planning import model_facts, single_plan
+from experiments.planning import problem
 from suite.pipeline.planning import devices
 
 
 @pytest.fixture
 def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """For devices of a few MiB, less than a process or a communicator takes."""
-    monkeypatch.setattr(single_plan, "GPU_PROCESS_BYTES", 0)
-    monkeypatch.setattr(model_facts, "P2P_BYTES", 0)
+    monkeypatch.setattr(problem, "GPU_PROCESS_BYTES", 0)
+    monkeypatch.setattr(problem, "P2P_BYTES", 0)
     monkeypatch.setattr(devices, "COLLECTIVE_BYTES", 0)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning import best
-from experiments.planning.best import best_plans, settings_of
-from experiments.planning.plan_report import PlanReport
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs, try_plan
+from experiments.planning import choose
+from experiments.planning.choose import best_plans, try_plan
+from experiments.planning.problem import estimated_costs
+from experiments.planning.report import PlanReport, settings_of
+from experiments.planning.request import noted_plans, plan_request
 from suite.errors import PlanError
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, translation
@@ -49,11 +50,11 @@ def test_only_shapes_that_cannot_be_among_the_fastest_are_left_out(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, devices = translation(FREE), parse_cluster(cluster, LAPTOP)
-    monkeypatch.setattr(best, "SHOWN", 2)
-    left = best.first_plans(work, devices, estimated_costs, set())
-    bound = best._least_step_s
-    monkeypatch.setattr(best, "_least_step_s", lambda *_: 0.0)
-    every = best.first_plans(work, devices, estimated_costs, set())
+    monkeypatch.setattr(choose, "SHOWN", 2)
+    left = choose.plans_of_shapes(work, devices, estimated_costs, "")
+    bound = choose.least_step_s
+    monkeypatch.setattr(choose, "least_step_s", lambda *_: 0.0)
+    every = choose.plans_of_shapes(work, devices, estimated_costs, "")
     assert list(map(shape, left[:2])) == list(map(shape, every[:2]))
     assert len(left) < len(every)
     assert all(0 < bound(report.experiment, devices, estimated_costs) <= report.step_s for report in every)
@@ -116,7 +117,7 @@ def test_the_settings_of_a_plan_make_the_plan() -> None:
     plans = best_plans(work, cluster, estimated_costs, FREE)
     assert len(plans) == 3
     for plan in plans:
-        again = plan_workload(work.with_settings(settings_of(plan, work)), cluster, estimated_costs)
+        again = plan_request(work.with_settings(settings_of(plan, work)), cluster, estimated_costs)
         assert (again.step_s, again.plan.layers_per_cell) == (plan.step_s, plan.plan.layers_per_cell)
 
 
@@ -133,6 +134,19 @@ def test_stages_of_several_cells_are_no_more_than_the_layers_allow() -> None:
     given = "pipeline.replicas=1 pipeline.schedule=interleaved pipeline.virtual_stages=2"
     plans = best_plans(translation(f"{FREE} {given} pipeline.stages=2"), ROOMY, estimated_costs, given)
     assert shape(plans[0]) == (3, 1)  # 7 layers
+
+
+@pytest.mark.usefixtures("without_nccl")
+def test_a_given_shape_that_does_not_fit_is_refused_with_the_nearest_that_does() -> None:
+    given = f"{FREE} pipeline.stages=1 pipeline.replicas=1 pipeline.micro_batches=1"
+    work = translation(given)
+    with pytest.raises(PlanError, match=r"alone needs .* GiB"):
+        best_plans(work, Cluster(4, 24 * MIB, "gpu"), estimated_costs, given)
+    with pytest.raises(PlanError) as fault:
+        noted_plans(work, Cluster(4, 24 * MIB, "gpu"), estimated_costs, given, ("a note",), best=True, log=print)
+    (settings,) = re.findall(r'SET="([^"]+)"', fault.value.remedy)
+    assert plan_request(work.with_settings(settings), Cluster(4, 24 * MIB, "gpu"), estimated_costs)
+    assert fault.value.notes == ("a note",)
 
 
 @pytest.mark.slow

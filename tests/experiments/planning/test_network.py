@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.base.cluster import NETWORK, parse_cluster
-from experiments.planning.network import across_nodes
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import across_nodes, estimated_costs
+from experiments.planning.request import plan_request
 from suite.pipeline.planning.devices import DEVICES, GIB, Machine
 from suite.pipeline.planning.simulate import Link, Links
 from tests.experiments.planning.works import LAPTOP, translation
@@ -56,5 +55,5 @@ def test_a_network_faster_than_the_links_inside_does_not_make_the_all_reduce_fas
     ],
 )
 def test_a_plan_that_uses_the_network_names_its_links_and_no_other_does(cluster: str, told: str) -> None:
-    lines = plan_workload(translation("pipeline.stages=4"), parse_cluster(cluster, LAPTOP), estimated_costs).lines()
+    lines = plan_request(translation("pipeline.stages=4"), parse_cluster(cluster, LAPTOP), estimated_costs).lines()
     assert [line for line in lines if "links, declared" in line] == ([f"  links, declared: {told}"] if told else [])

@@ -11,9 +11,9 @@ import pytest
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.figures import in_figures, in_hour_interval, in_hours
 from experiments.base.workload import Measurable
-from experiments.planning.plan_report import LayerCosts
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs, try_plan
+from experiments.planning.choose import try_plan
+from experiments.planning.problem import LayerCosts, estimated_costs
+from experiments.planning.request import noted_plans, plan_request
 from experiments.translation.experiment import TranslationExperiment
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
@@ -34,7 +34,8 @@ STAGE_KEYS = {
 
 def test_the_record_is_whole_and_agrees_with_itself() -> None:
     work = translation("pipeline.stages=3 pipeline.replicas=2 train.steps=90")
-    planned = plan_workload(work, parse_cluster("6xH100", LAPTOP), estimated_costs, ("a note",))
+    cluster = parse_cluster("6xH100", LAPTOP)
+    (planned,) = noted_plans(work, cluster, estimated_costs, "", ("a note",), best=False, log=print)
     found = json.loads(json.dumps(planned.as_dict(), allow_nan=False))
     assert found.keys() == KEYS
     stages = found["stages"]
@@ -61,8 +62,8 @@ def test_the_record_is_whole_and_agrees_with_itself() -> None:
 
 
 def test_a_step_of_one_stage_is_the_sum_of_its_actions() -> None:
-    planned = plan_workload(translation("pipeline.stages=1 pipeline.micro_batches=4"), ROOMY, estimated_costs)
-    costs = planned.layer_costs.costs
+    planned = plan_request(translation("pipeline.stages=1 pipeline.micro_batches=4"), ROOMY, estimated_costs)
+    costs = planned.problem.costs
     forward, recompute, backward, update = (
         sum(getattr(cost, name) for cost in costs) for name in ("forward_s", "recompute_s", "backward_s", "update_s")
     )
@@ -72,9 +73,8 @@ def test_a_step_of_one_stage_is_the_sum_of_its_actions() -> None:
 
 
 def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
-    planned = plan_workload(
-        language(stages=6, blocks=22), parse_cluster("6x16GiB", LAPTOP), estimated_costs, ("why so",)
-    )
+    work, cluster = language(stages=6, blocks=22), parse_cluster("6x16GiB", LAPTOP)
+    (planned,) = noted_plans(work, cluster, estimated_costs, "", ("why so",), best=False, log=print)
     lines = planned.lines()
     assert lines[0].startswith("plan of transformer_22 on 6 ")
     assert "simulated from estimated layer costs" in lines[0]
@@ -106,7 +106,7 @@ def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
 def test_a_plan_tells_every_schedule_that_fits_and_marks_its_own(schedule: str) -> None:
     """The numbers of each row are those of a plan of that schedule."""
     work = translation(f"pipeline.stages=2 pipeline.remat=auto pipeline.schedule={schedule}")
-    planned = plan_workload(work, ROOMY, estimated_costs)
+    planned = plan_request(work, ROOMY, estimated_costs)
     found = planned.as_dict()["schedules"]
     names = {("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), ("interleaved", 2), ("zero_bubble", 2)}
     names |= {("zbv", 2), ("v_half", 2), ("v_min", 2)}
@@ -133,7 +133,7 @@ def test_a_plan_tells_every_schedule_that_fits_and_marks_its_own(schedule: str) 
 def between_1f1b_and_fill_drain(work: TranslationExperiment) -> Cluster:
     """Returns devices on which 1F1B keeps all its activations and fill-drain does not."""
     kept = work.with_settings("pipeline.remat=never")
-    rows = plan_workload(kept, ROOMY, estimated_costs).plan.alternatives
+    rows = plan_request(kept, ROOMY, estimated_costs).plan.alternatives
     peaks = {row.schedule: row.peak_bytes for row in rows if row.virtual_stages == 1}
     assert peaks["1f1b"] < peaks["fill_drain"]
     return Cluster(8, int((peaks["1f1b"] + peaks["fill_drain"]) / 2 / 0.95), "gpu")
@@ -143,20 +143,20 @@ def between_1f1b_and_fill_drain(work: TranslationExperiment) -> Cluster:
 def test_the_slowest_schedule_by_name_stands_beside_the_faster_ones() -> None:
     work = translation("pipeline.stages=2 pipeline.remat=auto pipeline.micro_batches=32")
     cluster = between_1f1b_and_fill_drain(work)
-    rows = [row for row in plan_workload(work, cluster, estimated_costs).plan.alternatives if not row.fault]
+    rows = [row for row in plan_request(work, cluster, estimated_costs).plan.alternatives if not row.fault]
     assert {row.schedule: row.recomputes[0] > 0 for row in rows if row.virtual_stages == 1} == {
         "fill_drain": True, "1f1b": False, "zero_bubble": False,
     }  # fmt: skip
     slowest = max(rows, key=lambda row: row.step_s)
     named = f"pipeline.schedule={slowest.schedule} pipeline.virtual_stages={slowest.virtual_stages}"
-    planned = plan_workload(work.with_settings(named), cluster, estimated_costs)
+    planned = plan_request(work.with_settings(named), cluster, estimated_costs)
     assert planned.step_s == slowest.step_s > min(row["step_s"] for row in planned.as_dict()["schedules"])
 
 
 def test_a_schedule_of_given_cells_is_compared_with_those_of_as_many() -> None:
     """The others could not run with these cells; that they need too much memory would not be true."""
     settings = "pipeline.stages=2 pipeline.layers_per_cell=2,2,2,1"
-    planned = plan_workload(
+    planned = plan_request(
         translation(f"{settings} pipeline.schedule=zbv pipeline.virtual_stages=2"), ROOMY, estimated_costs
     )
     assert {alternative.virtual_stages for alternative in planned.plan.alternatives} == {2}
@@ -166,7 +166,7 @@ def test_a_schedule_of_given_cells_is_compared_with_those_of_as_many() -> None:
 @pytest.mark.usefixtures("without_nccl")
 def test_schedules_that_do_not_fit_are_one_line() -> None:
     work = translation("pipeline.stages=2 pipeline.remat=never pipeline.schedule=1f1b pipeline.micro_batches=32")
-    planned = plan_workload(work, between_1f1b_and_fill_drain(work), estimated_costs)
+    planned = plan_request(work, between_1f1b_and_fill_drain(work), estimated_costs)
     (refused,) = [row for row in planned.as_dict()["schedules"] if row["schedule"] == "fill_drain"]
     assert refused.keys() == {"schedule", "virtual_stages", "chosen", "fault"}
     assert "GiB" in refused["fault"]
@@ -175,7 +175,7 @@ def test_schedules_that_do_not_fit_are_one_line() -> None:
 
 
 def test_stages_that_differ_are_told_apart() -> None:
-    planned = plan_workload(translation("pipeline.stages=7"), ROOMY, estimated_costs)
+    planned = plan_request(translation("pipeline.stages=7"), ROOMY, estimated_costs)
     text = "\n".join(planned.lines())
     assert all(f"stage {k}: layers {k}-{k} (1)" in text for k in (0, 3, 6))  # the embeddings and the head
     assert "stages 1-2: layers 1-2 (1 each)" in text
@@ -184,7 +184,7 @@ def test_stages_that_differ_are_told_apart() -> None:
 
 def test_an_estimated_plan_says_where_the_speed_of_products_does_not_matter() -> None:
     work = translation("pipeline.stages=2 train.steps=200000")
-    planned = plan_workload(work, parse_cluster("2x1xH100", LAPTOP), estimated_costs)
+    planned = plan_request(work, parse_cluster("2x1xH100", LAPTOP), estimated_costs)
     last = next(line for line in planned.lines() if "200,000 steps" in line)
     assert last.endswith(" hours (estimated; the speed of matrix products does not matter here)")
 
@@ -192,13 +192,13 @@ def test_an_estimated_plan_says_where_the_speed_of_products_does_not_matter() ->
 def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_a_number() -> None:
     work = translation("pipeline.stages=2 train.steps=200000 train.batch_tokens=1000000")
     cluster = parse_cluster("2x1xH100", LAPTOP)
-    planned = plan_workload(work, cluster, estimated_costs)
+    planned = plan_request(work, cluster, estimated_costs)
     assert cluster.device is not None
     low, high = planned.as_dict()["hours_interval"]
     assert low < planned.hours < high
     for share, hours in zip(reversed(cluster.device.efficiency_range), (low, high), strict=True):
         other = replace(cluster, device=replace(cluster.device, efficiency=share))
-        again = plan_workload(work, other, estimated_costs)
+        again = plan_request(work, other, estimated_costs)
         assert again.plan.layers_per_cell == planned.plan.layers_per_cell
         assert hours == pytest.approx(again.hours)
     last = next(line for line in planned.lines() if "200,000 steps" in line)
@@ -208,7 +208,7 @@ def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_
     def measured(work: Measurable, cluster: Cluster) -> LayerCosts:
         return replace(estimated_costs(work, cluster), measured=True, device=None)
 
-    planned = plan_workload(work, cluster, measured)
+    planned = plan_request(work, cluster, measured)
     assert planned.as_dict()["hours_interval"] is None
     assert any(
         line == f"  200,000 steps of 1,000,000 tokens: {in_hours(planned.hours * 3600)}" for line in planned.lines()
@@ -226,21 +226,21 @@ def test_an_interval_has_the_unit_of_its_ends(low: float, high: float, expected:
 @pytest.mark.usefixtures("without_nccl")
 def test_a_plan_leaves_the_reserve_free_and_says_so() -> None:
     work = translation("pipeline.stages=2 pipeline.remat=auto pipeline.memory_reserve=0.25")
-    planned = plan_workload(work, Cluster(2, GIB, "gpu"), estimated_costs)
+    planned = plan_request(work, Cluster(2, GIB, "gpu"), estimated_costs)
     assert (planned.plan.machine.memory_limit_bytes, planned.plan.machine.reserve) == (GIB * 3 // 4, GIB // 4)
     assert "of 0.75 GiB (1.00 GiB minus a reserve of 25%)" in "\n".join(planned.lines())
     work = translation("pipeline.stages=2 pipeline.remat=auto")
     shares = {"gpu": 0.05, "cpu": 0.3}
     for kind, share in shares.items():
-        planned = plan_workload(work, Cluster(2, GIB, kind), estimated_costs)
+        planned = plan_request(work, Cluster(2, GIB, kind), estimated_costs)
         assert planned.plan.machine.reserve == int(share * GIB)
 
 
 def test_parameters_that_several_stages_hold_and_idle_devices_are_told() -> None:
-    planned = plan_workload(translation("pipeline.stages=3"), ROOMY, estimated_costs)
+    planned = plan_request(translation("pipeline.stages=3"), ROOMY, estimated_costs)
     assert "  3 of the 8 devices are used, 5 are idle" in planned.lines()
     assert f"{2000 * 64:,} are copies" in "\n".join(planned.lines())
-    assert "copies" not in "\n".join(plan_workload(language(), ROOMY, estimated_costs).lines())
+    assert "copies" not in "\n".join(plan_request(language(), ROOMY, estimated_costs).lines())
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.experiment import Experiment
 from experiments.base.workload import Measurable
 from experiments.language_model.experiment import LanguageModelExperiment
-from experiments.planning import single_plan
-from experiments.planning.plan_report import LayerCosts
-from experiments.planning.planner import least_memory, plan_workload
-from experiments.planning.single_plan import estimated_costs, numbers_of_micro_batches, row_errors, try_plan
+from experiments.planning import choose
+from experiments.planning.choose import numbers_of_micro_batches, try_plan
+from experiments.planning.problem import LayerCosts, estimated_costs, row_errors
+from experiments.planning.request import least_memory, plan_request
 from experiments.registry import find, resolve
 from suite import TrainSpec
 from suite.errors import BusyError, PlanError
@@ -90,10 +90,10 @@ def test_adafactors_rows_and_columns_are_counted_as_they_are_allocated() -> None
         tensors = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
         expected.append(sum(tensor.nbytes for tensor in tensors if tensor is not None))
     planned = try_plan(work, LAPTOP, estimated_costs)
-    assert [cost.state_bytes for cost in planned.layer_costs.costs] == expected
-    assert all(0 < size < 4 * cost.parameters for size, cost in zip(expected, planned.layer_costs.costs, strict=True))
+    assert [cost.state_bytes for cost in planned.problem.costs] == expected
+    assert all(0 < size < 4 * cost.parameters for size, cost in zip(expected, planned.problem.costs, strict=True))
     adamw = try_plan(translation("pipeline.stages=1"), LAPTOP, estimated_costs)
-    assert {cost.state_bytes for cost in adamw.layer_costs.costs} == {0}
+    assert {cost.state_bytes for cost in adamw.problem.costs} == {0}
 
 
 class Mixed(nn.Module):
@@ -119,7 +119,7 @@ def test_parameters_in_fp64_are_counted_with_gradients_and_moments_in_fp64(repli
     work = find(f"{__file__}:doubles").with_settings(settings)
     assert work.optimizer.name == "adamw"
     each = bytes_per_parameter(work.optimizer, replicas)
-    first, frozen, mixed = try_plan(work, LAPTOP, estimated_costs).layer_costs.costs
+    first, frozen, mixed = try_plan(work, LAPTOP, estimated_costs).problem.costs
     assert first.state_bytes + each * first.parameters == 4 * 8 * (6 * 40 + 40)
     assert frozen.state_bytes + 4 * frozen.frozen == 8 * (40 * 40 + 40)
     assert mixed.state_bytes + each * mixed.parameters == 4 * 8 * (40 * 6 + 6) + 4 * 4 * (6 * 6 + 6)
@@ -135,11 +135,11 @@ def test_a_plan_has_room_for_the_batches_of_adafactor() -> None:
     optimizer.step()
     with OpCostMode(1.0, 1.0) as walked:
         optimizer.step()
-    costs = try_plan(work, LAPTOP, estimated_costs).layer_costs.costs
+    costs = try_plan(work, LAPTOP, estimated_costs).problem.costs
     assert 0 < walked.peak <= max(cost.update_peak_bytes for cost in costs)
     batch = min(BATCH_BYTES, 4 * count_parameters(work.build()[0]))
     assert min(cost.update_peak_bytes for cost in costs) == BATCH_COPIES * batch
-    adamw = try_plan(translation("pipeline.stages=1"), LAPTOP, estimated_costs).layer_costs.costs
+    adamw = try_plan(translation("pipeline.stages=1"), LAPTOP, estimated_costs).problem.costs
     assert [cost.update_peak_bytes for cost in adamw] == [
         8 * max((parameter.numel() for parameter in layer.parameters()), default=0) for layer in work.build()[0]
     ]
@@ -172,19 +172,24 @@ def test_a_plan_counts_logits_as_its_devices_compute_them() -> None:
 
 
 def test_cells_by_hand_are_the_plans_cells() -> None:
-    planned = plan_workload(translation("pipeline.stages=3 pipeline.layers_per_cell=1,5,1"), ROOMY, estimated_costs)
+    planned = plan_request(translation("pipeline.stages=3 pipeline.layers_per_cell=1,5,1"), ROOMY, estimated_costs)
     assert planned.plan.layers_per_cell == (1, 5, 1)
-    assert plan_workload(translation("pipeline.stages=3"), ROOMY, estimated_costs).plan.layers_per_cell != (1, 5, 1)
+    assert plan_request(translation("pipeline.stages=3"), ROOMY, estimated_costs).plan.layers_per_cell != (1, 5, 1)
 
 
-def test_every_fault_is_told_at_once() -> None:
-    work = translation("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=8 train.batch_tokens=1000")
-    fault = refused(work, Cluster(5, 2 * MIB, "gpu"))
-    devices, *memory = fault.errors
+def test_too_few_devices_and_too_few_rows_are_told_at_once_before_anything_is_measured() -> None:
+    def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
+        raise AssertionError("measured")
+
+    work = translation("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=800 train.batch_tokens=1000")
+    said: list[str] = []
+    with pytest.raises(PlanError) as fault:
+        plan_request(work, replace(ROOMY, devices=5), layer_costs, log=said.append)
+    devices, rows = fault.value.errors
     assert devices.startswith("K = 2 stages x R = 3 replicas need 6 devices, there are 5 GPUs")
-    assert memory
-    assert all("needs" in line or "fewest" in line for line in memory)
-    assert str(fault).startswith(f"{len(fault.errors)} faults:\n- {devices}\n- ")
+    assert rows.startswith("R = 3 x M = 800 micro-batches are more than the 1,000 examples")
+    assert str(fault.value).startswith(f"2 faults:\n- {devices}\n- {rows}\nthe nearest plan that fits: ")
+    assert said[0] == devices
 
 
 def test_a_language_models_rows_are_counted() -> None:
@@ -192,30 +197,19 @@ def test_a_language_models_rows_are_counted() -> None:
     work = language().with_pipeline(PipelineSettings(stages=2, micro_batches=33))
     fault = refused(work, parse_cluster("64x16GiB", LAPTOP))
     assert "R = 1 x M = 33 micro-batches are more than the 32 examples that a step of" in fault.errors[0]
-    assert plan_workload(
+    assert plan_request(
         translation("pipeline.micro_batches=999 train.batch_tokens=1000"), ROOMY, estimated_costs
     ).plan.layers_per_cell
 
 
-@pytest.mark.parametrize(
-    ("replicas", "micro_batches", "advice"),
-    [
-        (4, 9, "pipeline.micro_batches=8 or fewer"),
-        (32, 2, "pipeline.micro_batches=1"),
-        (64, 2, "pipeline.replicas=16 or fewer"),
-        (64, 32, "pipeline.replicas=1"),
-        (64, 33, "pipeline.replicas=1 with pipeline.micro_batches=32 or fewer"),
-    ],
-)
-def test_an_advice_on_too_many_micro_batches_is_one_that_can_be_set(
-    replicas: int, micro_batches: int, advice: str
-) -> None:
+@pytest.mark.parametrize(("replicas", "micro_batches"), [(4, 9), (32, 2), (64, 2), (64, 32), (64, 33)])
+def test_too_many_micro_batches_are_refused_with_a_number_that_can_be_set(replicas: int, micro_batches: int) -> None:
     pipeline = PipelineSettings(stages=2, replicas=replicas, micro_batches=micro_batches)
     work = language().with_pipeline(pipeline)
-    (fault,) = row_errors(work)
-    assert fault.endswith(f"; use {advice}")
-    settings = re.findall(r"pipeline\.\w+=\d+", advice)
-    assert row_errors(work.with_settings(" ".join(settings))) == []
+    fault = refused(work, ROOMY)
+    assert "choose R x M of 32 or less" in fault.errors[-1]
+    (settings,) = re.findall(r'SET="([^"]+)"', fault.remedy)
+    assert row_errors(work.with_settings(settings)) == []
 
 
 class Counts:
@@ -251,7 +245,7 @@ def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(
     assert 0 < max(counts.generated) <= 1024
     assert 0 < max(counts.simulated) <= 1024
     assert "M = 10,000,000 micro-batches are more than the 1,024 examples" in fault.errors[0]
-    assert "use pipeline.micro_batches=1024 or fewer" in fault.errors[0]
+    assert "choose R x M of 1,024 or less" in fault.errors[0]
     assert fault.remedy
 
 
@@ -310,7 +304,7 @@ def instant(work: Measurable, cluster: Cluster) -> LayerCosts:
 def test_workers_that_take_turns_share_cores_and_memory() -> None:
     """One core and 24 GiB: seven workers compute one after the other, with a seventh of the memory each."""
     core = Cluster(1, 24 * GIB, "cpu")
-    one, seven = (plan_workload(translation(f"pipeline.stages={k}"), core, instant) for k in (1, 7))
+    one, seven = (plan_request(translation(f"pipeline.stages={k}"), core, instant) for k in (1, 7))
     for planned, memory in ((one, 24 * GIB), (seven, 24 * GIB // 7)):
         assert planned.plan.machine.memory_limit_bytes == memory - int(0.3 * memory)
     assert one.step_s == one.plan.step_s
@@ -322,7 +316,7 @@ def test_workers_that_take_turns_share_cores_and_memory() -> None:
 
 def test_declared_devices_take_no_turns_but_the_cores_at_hand_do() -> None:
     work = translation("pipeline.stages=4")
-    assert plan_workload(work, LAPTOP, estimated_costs).plan.layers_per_cell
+    assert plan_request(work, LAPTOP, estimated_costs).plan.layers_per_cell
     declared = replace(parse_cluster("2x16GiB", LAPTOP), kind="cpu")
     assert "need 4 devices" in refused(work, declared).errors[0]
 
@@ -342,11 +336,11 @@ def test_a_plan_over_nodes_says_where_workers_go_and_plays_the_network_at_the_cu
 
     def step(nodes: tuple[int, ...]) -> float:
         held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
-        return plan_workload(work, Cluster(4, 79 * GIB, "gpu", held, device, slow), estimated_costs).step_s
+        return plan_request(work, Cluster(4, 79 * GIB, "gpu", held, device, slow), estimated_costs).step_s
 
-    assert step((4,)) == step((8,)) == plan_workload(work, parse_cluster("4xH100", LAPTOP), estimated_costs).step_s
+    assert step((4,)) == step((8,)) == plan_request(work, parse_cluster("4xH100", LAPTOP), estimated_costs).step_s
     assert step((4,)) < step((3, 1)) < step((1, 1, 1, 1))
-    planned = plan_workload(work, parse_cluster("2x2xH100", LAPTOP), estimated_costs)
+    planned = plan_request(work, parse_cluster("2x2xH100", LAPTOP), estimated_costs)
     assert "  replica 0: stages 0-1 on node 0, stages 2-3 on node 1" in planned.lines()
     assert planned.as_dict()["nodes"] == ["node 0", "node 0", "node 1", "node 1"]
 
@@ -355,7 +349,7 @@ def test_workers_of_one_node_of_cpus_share_its_memory() -> None:
     work = translation("pipeline.stages=2 pipeline.micro_batches=2")
     one, two = (Node("a", "a", 4, 4),), (Node("a", "a", 1, 4), Node("b", "b", 1, 4))
     for nodes, memory in ((one, 2 * GIB), (two, 4 * GIB)):
-        machine = plan_workload(work, Cluster(4, GIB, "cpu", nodes), estimated_costs).plan.machine
+        machine = plan_request(work, Cluster(4, GIB, "cpu", nodes), estimated_costs).plan.machine
         assert (machine.memory_limit_bytes, machine.reserve) == (memory - int(0.3 * memory), int(0.3 * memory))
 
 
@@ -366,7 +360,7 @@ def test_a_reduction_between_nodes_takes_what_was_measured_of_one_and_inside_a_n
     def step(nodes: tuple[int, ...], reduction: Link | None) -> float:
         held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
         cluster = Cluster(2, 79 * GIB, "gpu", held, device, Link(0.0, 1e9), reduction)
-        return plan_workload(work, cluster, estimated_costs).step_s
+        return plan_request(work, cluster, estimated_costs).step_s
 
     slow = Link(0.0, 1e6)
     assert step((2,), slow) == step((2,), None)
@@ -378,7 +372,7 @@ def test_devices_that_others_hold_are_no_fault_of_the_plan() -> None:
         raise BusyError("others measure")
 
     with pytest.raises(BusyError, match="others measure"):
-        plan_workload(translation("pipeline.stages=2"), LAPTOP, busy)
+        plan_request(translation("pipeline.stages=2"), LAPTOP, busy)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -450,7 +444,7 @@ def test_the_search_for_micro_batches_goes_on_where_a_step_gets_a_little_longer(
         def step_s(self) -> float:
             return steps[self.experiment.pipeline.micro_batches]
 
-    monkeypatch.setattr(single_plan, "_try_plan", lambda choice, *_: Planned(choice))
+    monkeypatch.setattr(choose, "_plan_of", lambda choice, *_: Planned(choice))
     found = try_plan(work, ROOMY, estimated_costs)
     assert found.experiment.pipeline.micro_batches == 16
     assert found.notes[0].endswith("4.01 s with M = 8, 3.00 s with M = 16, 3.10 s with M = 32")

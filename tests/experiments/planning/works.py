@@ -9,8 +9,8 @@ import pytest
 from experiments.base.cluster import Cluster
 from experiments.language_model.experiment import LanguageModelExperiment
 from experiments.language_model.runs import language_model
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
+from experiments.planning.request import plan_request
 from experiments.registry import resolve
 from experiments.translation.experiment import TranslationExperiment
 from models.language_model import LanguageModelShape
@@ -38,10 +38,10 @@ def language(stages: int = 4, blocks: int = 10) -> LanguageModelExperiment:
 
 def refused(work: Any, cluster: Cluster, pricer: Any = estimated_costs) -> PlanError:
     with pytest.raises(PlanError) as fault:
-        plan_workload(work, cluster, pricer)
+        plan_request(work, cluster, pricer)
     return fault.value
 
 
 def peaks(work: Any) -> list[int]:
     """Returns the bytes of each stage where there is room enough."""
-    return [stage.peak_bytes for stage in plan_workload(work, ROOMY, estimated_costs).plan.cells]
+    return [stage.peak_bytes for stage in plan_request(work, ROOMY, estimated_costs).plan.cells]

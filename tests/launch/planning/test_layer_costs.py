@@ -1,7 +1,6 @@
 """Measured costs are cached; costs that cannot be measured are estimated and marked."""
 
 import json
-import random
 import re
 import time
 from dataclasses import replace
@@ -10,9 +9,8 @@ import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.language_model.runs import language_model
-from experiments.planning.plan_report import central
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
+from experiments.planning.request import plan_request
 from launch.backends.backend import Backend
 from launch.planning import layer_costs
 from launch.planning.layer_costs import MeasuredCosts
@@ -107,7 +105,7 @@ def test_cached_costs_are_used_with_the_current_memory_limit(measured, tmp_path)
     found = model(work(), replace(THIS, bytes_per_device=3 * GIB))
     assert len(measured) == 1
     assert found.machine.memory_limit_bytes == 3 * GIB
-    assert plan_workload(work(), replace(THIS, bytes_per_device=3 * GIB), model).as_dict()["device_bytes"] == 3 * GIB
+    assert plan_request(work(), replace(THIS, bytes_per_device=3 * GIB), model).as_dict()["device_bytes"] == 3 * GIB
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(meas
     )
     paper = language_model(LanguageModelShape(13), PipelineSettings(stages=2, micro_batches=32))
     model = MeasuredCosts(tmp_path, pytest.fail)
-    planned = plan_workload(paper, Cluster(2, 64 * GIB, "cpu"), model)
+    planned = plan_request(paper, Cluster(2, 64 * GIB, "cpu"), model)
     assert measured == []
     assert not planned.layer_costs.measured
     # a block's 24 d^2 + 4 T d operations a token, four times over, at half of 1e9 a second: 7 rounds of 8 copies
@@ -208,10 +206,10 @@ def test_costs_of_several_processes_are_mean_seconds_and_maximum_bytes():
 def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
     """A small real measurement: two processes, the link between them, and a plan from it."""
     model = MeasuredCosts(tmp_path, ignore)
-    planned = plan_workload(work(), THIS, model)
+    planned = plan_request(work(), THIS, model)
     assert planned.layer_costs.measured
     assert "simulated from measured layer costs" in planned.lines()[0]
-    costs, machine = planned.layer_costs.costs, planned.layer_costs.machine
+    costs, machine = planned.problem.costs, planned.problem.machine
     block = 4 * (16 * 16 + 16) + (2 * 16 * 32 + 32 + 16) + 4 * 16  # attention, feed-forward, norms
     assert [cost.parameters for cost in costs] == [50 * 16, block, block, block, 50 * 17]
     assert all(cost.forward_s > 0 and cost.recompute_s > 0 for cost in costs)
@@ -255,7 +253,7 @@ def begun(measured, tmp_path):
 
     def begin(factor, steps=range(1, 8)):
         said = []
-        planned = plan_workload(work(), THIS, MeasuredCosts(tmp_path / "costs", said.append))
+        planned = plan_request(work(), THIS, MeasuredCosts(tmp_path / "costs", said.append))
         check = StepCheck(run, lambda: planned, said.append)
         for step in steps:
             check.step(step, planned.step_s * (9 if step < 3 else factor))
@@ -265,23 +263,37 @@ def begun(measured, tmp_path):
 
 
 @pytest.mark.parametrize("factor", [1.5, 0.2])
-def test_costs_that_the_first_steps_disagree_with_are_measured_again(begun, measured, monkeypatch, factor):
+def test_first_steps_that_disagree_with_the_plan_are_one_line_with_what_to_do(begun, measured, factor):
     assert len(begun(1.25)) == 1  # measured for the first time, and nothing else
     assert begun(0.8) == []
-    (logged_line,) = begun(factor)
-    assert re.match(
-        r"a step takes .* \(median of 5\), the plan predicts .* load 3.5, spread 1.20; the next new run meas",
-        logged_line,
+    (line,) = begun(factor)
+    assert re.fullmatch(
+        rf"a step takes .* \(median of 5\), {factor:.2f} times the planned .*; a new run with REMEASURE=1 measures the "
+        "layers again",
+        line,
     )
-    other = LayerMeasurements(tuple(replace(cost, backward_s=9e-3) for cost in COSTS), Link(2e-4, 1.5e9), 0)
-    monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [other])
-    again, times = begun(1.0)
-    assert again.startswith(
-        "measuring the layers again, because the first steps of a run disagreed with the cached costs, on "
+    assert len(begun(1.0)) == 0
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "spread", "numbers"),
+    [(3.5, 1.2, "load 3.5 on 2 cores, spread 1.20"), (0.4, 1.4, "load 0.4 on 2 cores, spread 1.40"), (2.0, 1.29, None)],
+)
+def test_a_plan_says_when_its_measurement_was_disturbed(measured, tmp_path, monkeypatch, load, spread, numbers):
+    costs = tuple(replace(cost, relative_spread=spread) for cost in COSTS)
+    monkeypatch.setattr(
+        "launch.backends.processes.run_processes",
+        lambda *_: [LayerMeasurements(costs, Link(2e-4, 1.5e9), 0, load=load)],
     )
-    assert times == "they take 57.50 ms per micro-batch; before: 27.50 ms"
-    assert begun(1.0) == []
-    assert "the next new run measures them again" in begun(factor)[0]
+    for _ in range(2):  # measured, and cached
+        lines = plan_request(work(), THIS, MeasuredCosts(tmp_path, ignore)).lines()
+        disturbed = [line for line in lines if "disturbed" in line]
+        assert disturbed == (
+            [f"  other work disturbed the measurement of the layers ({numbers}); REMEASURE=1 measures them again"]
+            if numbers
+            else []
+        )
 
 
 def test_costs_of_a_busy_machine_are_measured_again_once_it_is_idle(begun, measured, monkeypatch):
@@ -295,53 +307,19 @@ def test_costs_of_a_busy_machine_are_measured_again_once_it_is_idle(begun, measu
     assert begun(1.0) == []
 
 
-def test_a_plan_has_the_interval_of_earlier_runs_on_the_device(begun, tmp_path):
-    def plan():
-        return plan_workload(work(), THIS, MeasuredCosts(tmp_path / "costs", ignore))
+def test_a_plan_says_how_the_last_runs_on_the_device_compared(begun, tmp_path):
+    def told():
+        lines = plan_request(work(), THIS, MeasuredCosts(tmp_path / "costs", ignore)).lines()
+        return [line.strip() for line in lines if "on this device" in line]
 
-    for at in range(1, 40):  # the first is off by 0.5%, the last by 19.5%
-        assert at > 5 or plan().step_interval_s is None
-        begun(1 + at / 200)
+    assert told() == []
+    begun(1.25)
+    assert told() == ["the last run on this device took 1.25 times the planned step"]
+    for at in range(12):
+        begun(0.9 + at / 100)
     (file,) = (tmp_path / "costs").glob("steps-*.jsonl")
     file.write_bytes(file.read_bytes() + b"cut o\xff")
-    planned = plan()
-    low, high = planned.step_interval_s
-    assert (low / planned.step_s, high / planned.step_s) == pytest.approx((1.01, 1.19))
-    (line,) = (line for line in planned.lines() if "times the planned step" in line)
-    assert line.startswith("  37 of 39 earlier runs on this device took 1.01 to 1.19 times the planned step: ")
-    assert planned.as_dict()["step_interval_s"] == planned.step_interval_s
-
-
-def test_the_next_of_equal_cases_lies_in_the_interval_nine_times_of_ten():
-    chance = random.Random(0)
-    inside = 0
-    for _ in range(4_000):
-        *known, following = [chance.lognormvariate(0, 0.2) for _ in range(40)]
-        low, high = central(known)
-        inside += low <= following <= high
-    assert inside / 4_000 == pytest.approx(0.9, abs=0.015)
-
-
-def test_costs_confirmed_on_an_idle_machine_are_not_measured_again(begun, measured, monkeypatch):
-    begun(1.5)
-    assert begun(1.5)[2].endswith("the next new run measures them again")  # a load of 3.5 on two cores proves nothing
-    assert len(measured) == 2
-    calm = LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=0.4)
-    monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: [calm])
-    measuring, _, logged_line = begun(1.5)
-    assert "again" in measuring
-    assert logged_line.endswith("twice with the same result, so they are kept: the difference has another cause")
-    monkeypatch.setattr("launch.backends.processes.run_processes", lambda *_: pytest.fail("measured once more"))
-    assert "twice" in begun(1.5)[0]
-
-
-def test_a_resume_uses_the_costs_that_its_first_steps_disagreed_with(begun, measured, tmp_path):
-    begun(1.5)
-    said = []
-    resumed = MeasuredCosts(tmp_path / "costs", said.append, keeps_doubted=True)(work(), THIS)
-    assert (resumed.costs, said, len(measured)) == (COSTS, [], 1)
-    begun(1.0)
-    assert len(measured) == 2
+    assert told() == ["the last 10 runs on this device took 0.92 to 1.01 times the planned step"]
 
 
 def test_metrics_from_before_a_resume_do_not_count_as_first_steps(begun, measured, tmp_path):

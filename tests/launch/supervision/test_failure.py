@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.fewer_devices import shrunk_to
-from experiments.planning.single_plan import estimated_costs, try_plan
+from experiments.planning.choose import smaller_runs, try_plan
+from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.supervision.attempt_log import AttemptLog
@@ -138,7 +138,7 @@ def planned_at(settings):
 
 def sizes(planned, devices):
     left = parse_cluster(f"{max(1, devices)}x16GiB", Cluster(2, 2**33, "cpu"))
-    runs = shrunk_to(planned, devices, lambda: left)
+    runs = smaller_runs(planned, devices, lambda: left)
     return [(run.pipeline.stages, run.pipeline.replicas, run.pipeline.micro_batches) for run in runs]
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
+from experiments.planning.request import plan_request
 from experiments.registry import find
 from launch.train.session import _step_flops
 from suite.pipeline.planning.devices import DEVICES
@@ -12,7 +12,7 @@ from suite.pipeline.planning.devices import DEVICES
 
 def plan(name, settings):
     cluster = Cluster(4, 2**36, "gpu", device=DEVICES["H100"])
-    return plan_workload(find(name).with_settings(settings), cluster, estimated_costs)
+    return plan_request(find(name).with_settings(settings), cluster, estimated_costs)
 
 
 @pytest.mark.slow

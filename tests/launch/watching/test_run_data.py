@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from experiments.custom.experiment import CustomExperiment
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.problem import estimated_costs
+from experiments.planning.request import plan_request
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.watching.report import comparison, update_page
@@ -112,7 +112,7 @@ PLACEMENTS = [("1f1b", 1), ("interleaved", 2), ("zbv", 2), ("v_half", 2), ("v_mi
 @pytest.mark.parametrize(("schedule", "cells"), PLACEMENTS)
 def test_a_page_names_the_stages_of_the_plan_whatever_the_placement(tmp_path, schedule, cells):
     work = language(stages=2).with_settings(f"pipeline.schedule={schedule} pipeline.virtual_stages={cells}")
-    planned = plan_workload(work, ROOMY, estimated_costs)
+    planned = plan_request(work, ROOMY, estimated_costs)
     run = folder(tmp_path, [step(1)])
     run.plan_json.write_text(json.dumps(planned.as_dict()))
     run.traces.mkdir()

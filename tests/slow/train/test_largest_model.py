@@ -8,8 +8,8 @@ from pathlib import Path
 LARGEST = """
 import json, resource, time
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.planning.planner import plan_workload
-from experiments.planning.single_plan import estimated_costs
+from experiments.planning.request import plan_request
+from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 
 cluster = parse_cluster("128x16GiB", Cluster(2, 2**33, "cpu"))
@@ -18,7 +18,7 @@ model.build()  # imports what it needs
 begin = time.process_time()
 model.build()
 built = time.process_time()
-planned = plan_workload(model, cluster, estimated_costs)
+planned = plan_request(model, cluster, estimated_costs)
 times = (time.process_time() - built) / (built - begin)
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"plan": planned.as_dict(), "times": times, "peak": peak}))

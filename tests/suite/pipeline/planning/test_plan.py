@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from suite.pipeline.planning.stage_memory import peak_bytes
 from torch import nn
 
 from launch.backends.processes import run_processes
@@ -23,7 +24,6 @@ from suite.pipeline.planning.partition import fewest_stages
 from suite.pipeline.planning.plan import cell_costs, make_plan
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
-from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.gpu.peak import measure_peak_bytes

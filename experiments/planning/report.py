@@ -1,11 +1,10 @@
-"""A plan's inputs, and its report as a record and as text."""
+"""A plan's report, as a record and as text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,41 +13,22 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures, in_hour_interval, in_hours, in_seconds
 from experiments.base.hints import option
-from experiments.base.workload import Measurable
-from experiments.report.table import aligned
+from experiments.planning.pipeline_settings import changed_settings
+from experiments.planning.problem import LayerCosts
+from experiments.report.table import Value, aligned
 from models.chunked_loss import set_logits_bytes
-from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, GIB, Device, Machine
+from suite.pipeline.planning.devices import DEVICES, GIB, Machine
 from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.flops import StepFlops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
+from suite.pipeline.planning.simulate import Links
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
 
-
-@dataclass(frozen=True)
-class LayerCosts:
-    """Layer costs of a workload on a cluster's devices, and their source."""
-
-    costs: tuple[LayerCost, ...]
-    machine: Machine
-    source: str
-    measured: bool
-    device: Device | None = None
-    """The device of estimated costs; None for measured ones."""
-    file: Path | None = None
-    """The file of measured costs."""
-    history: Path | None = None
-    """The file of earlier runs on the device of measured costs (``launch/planning/step_history.py``)."""
-    step_ratios: tuple[float, ...] = ()
-    """Their measured over their planned steps."""
-
-
 COSTS = ("forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes", "gradient_bytes")
 """Of a stage, in the record of a plan."""
-
-CostModel = Callable[[Measurable, Cluster], LayerCosts]
 
 
 @dataclass(frozen=True)
@@ -57,17 +37,16 @@ class PlanReport:
 
     experiment: Experiment
     cluster: Cluster
-    found_costs: LayerCosts
-    """As the cost model returned them; those of another shape are the same."""
     layer_costs: LayerCosts
+    """As the cost model returned them; those of another shape are the same."""
+    problem: Problem
     plan: Plan
     parameters: int
     notes: tuple[str, ...] = ()
     placement: Placement | None = None
     """Which worker runs where, on several nodes."""
     step_interval_s: tuple[float, float] | None = None
-    """Seconds of a step: with estimated costs, at the highest and lowest efficiency of the device; with measured ones,
-    as far off as earlier runs were (``central``); None with fewer than LEAST_RUNS."""
+    """Seconds of a step at the highest and lowest efficiency of a declared device; None for measured costs."""
 
     @property
     def step_s(self) -> float:
@@ -180,7 +159,6 @@ class PlanReport:
             *_shared_parameters_line(plan, self.parameters),
             f"  step {in_seconds(self.step_s)}; with these cells and this memory no schedule can take less than "
             f"{in_seconds(min(plan.lower_bound_s, self.step_s))}",
-            *self._interval_line(),
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
             f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.machine.memory_limit_bytes / GIB:.2f} GiB"
             f"{_reserve_text(plan.machine)}{self._process_text(largest)}",
@@ -190,16 +168,6 @@ class PlanReport:
             *_faster_line(plan),
             *(self.placement.lines() if self.placement is not None else ()),
         ]
-
-    def _interval_line(self) -> Iterator[str]:
-        """Yields how far earlier runs were off, where costs are measured and there are such runs."""
-        ratios = self.layer_costs.step_ratios
-        if self.step_interval_s is None or not ratios:
-            return
-        low, high = central(ratios)
-        inside, (least, most) = sum(low <= ratio <= high for ratio in ratios), map(in_seconds, self.step_interval_s)
-        runs = f"{inside} of {len(ratios)} earlier runs on this device"
-        yield f"  {runs} took {low:.2f} to {high:.2f} times the planned step: {least} to {most}"
 
     def _process_text(self, cell: CellPlan) -> str:
         """Describes the part of a stage's peak on a GPU that is no tensor. NCCL's part is always declared."""
@@ -305,13 +273,27 @@ def _goes_on(stages: Sequence[int]) -> bool:
     return {after - before for before, after in pairwise(stages)} in ({1}, {-1})
 
 
-LEAST_RUNS = 5
-"""Fewer say too little of the next."""
+def lines_of(plans: Sequence[PlanReport]) -> Iterator[str]:
+    """Yields a table of the fastest plans of a run, as lines to print; nothing without plans."""
+    if not plans:
+        return
+    yield f"the fastest plans of {plans[0].experiment.name}:"
+    shown = "step", f"{plans[0].experiment.unit}/s", "whole run", "largest stage", "bubble", "links between nodes"
+    rows: list[list[Value]] = []
+    for report in plans:
+        plan, pipeline, link = report.plan, report.plan.pipeline, report.plan.machine.link
+        peak = max(cell.peak_bytes for cell in plan.cells) / GIB
+        rows.append([
+            pipeline.stages, pipeline.replicas, pipeline.micro_batches, schedule_name(plan.schedule_config),
+            in_seconds(report.step_s), in_figures(report.units_per_second), in_hours(3600 * report.hours),
+            f"{peak:.2f} GiB", f"{plan.timeline.bubble:.1%}", len(link.cuts) if isinstance(link, Links) else 0,
+        ])  # fmt: skip
+    yield from (f"  {line}" for line in aligned(("K", "R", "M", "schedule", *shown), rows).splitlines())
 
 
-def central(ratios: Sequence[float]) -> tuple[float, float]:
-    """Returns two of the ratios. The next one lies between them in nine of ten cases if it comes as the others did
-    (split conformal prediction, Vovk et al., 2005); fewer than 19 promise less, and all of them count."""
-    ranked = sorted(ratios)
-    dropped = max(0, (len(ranked) + 1) // 20 - 1)
-    return ranked[dropped], ranked[-1 - dropped]
+def settings_of(report: PlanReport, work: Experiment) -> str:
+    """Returns the pipeline settings with which another experiment has this plan."""
+    wanted = report.plan.pipeline
+    if wanted.schedule == "search":  # it is searched again, and found again
+        wanted = report.experiment.pipeline
+    return changed_settings(wanted, work.pipeline)
