@@ -157,7 +157,7 @@ class PlanReport:
             f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
-            f"  step {in_seconds(self.step_s)}; with these cells and this memory no schedule can take less than "
+            f"  step {in_seconds(self.step_s)}; with these cells no schedule can take less than "
             f"{in_seconds(min(plan.lower_bound_s, self.step_s))}",
             f"  bubble {plan.timeline.bubble:.1%}, {in_figures(self.units_per_second)} {self.experiment.unit}/s, "
             f"largest stage {largest.peak_bytes / GIB:.2f} of {plan.machine.memory_limit_bytes / GIB:.2f} GiB"

@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cache
 
-from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
-
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.images.runs import TABLE_BATCH, TABLE_SIZE, find_amoebanet
@@ -16,12 +14,15 @@ from experiments.planning.problem import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value
 from models.language_model import LanguageModelShape
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB
-from suite.pipeline.planning.memory import MemoryModel, bytes_per_parameter
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES, CellBound, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
-from suite.pipeline.schedule.action import Schedule
+from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.flow_control import GLOO
+from suite.pipeline.schedule.stage_bytes import peak_bytes, peak_terms
 from suite.settings import OptimizerSettings, PipelineSettings
 
 STEP = 16
@@ -154,26 +155,30 @@ def largest(fitting: Callable[[int], bool]) -> int:
 
 def fits(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> bool:
     """Returns whether some partition into that many stages stays within the limit."""
-    fewest = fewest_stages(_memory(costs, pipeline, bytes_each).furthest_end(limit))
+    fewest = fewest_stages(_furthest_end(costs, pipeline, bytes_each, limit))
     return fewest is not None and fewest <= pipeline.stages
 
 
 def cell_peaks(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> list[int]:
     """Returns the peak bytes of each cell in the fastest partition that fits."""
-    memory = _memory(costs, pipeline, bytes_each)
-    layers = partition([cost.seconds for cost in costs], pipeline.stages, memory.furthest_end(limit))
-    cells = cell_ranges(layers, len(costs))
-    actions = _actions(pipeline)[0]
-    return [peak_bytes(actions, memory.in_partition(cells, k)) for k in range(len(cells))]
+    furthest_end = _furthest_end(costs, pipeline, bytes_each, limit)
+    layers = partition([cost.seconds for cost in costs], pipeline.stages, furthest_end)
+    memory = MemoryModel(costs, pipeline.micro_batches, bytes_each)
+    cells = memory.in_partition(cell_ranges(layers, len(costs)), CellPlacement(pipeline.stages))
+    actions = _actions(pipeline)
+    return [UNCOUNTED_BYTES + peak_bytes(actions, [cell], GLOO) for cell in cells]
 
 
-def _memory(costs: Costs, pipeline: PipelineSettings, bytes_each: float) -> MemoryModel:
-    return MemoryModel(costs, InFlightPeaks.of(_actions(pipeline), pipeline.micro_batches), bytes_each)
+def _furthest_end(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> list[int]:
+    memory = MemoryModel(costs, pipeline.micro_batches, bytes_each)
+    return CellBound(memory, peak_terms(_actions(pipeline), 0, GLOO), GLOO, pipeline.stages).furthest_end(
+        limit - UNCOUNTED_BYTES
+    )
 
 
-def _actions(pipeline: PipelineSettings) -> Schedule:
+def _actions(pipeline: PipelineSettings) -> list[Action]:
     """Returns the actions of one stage; fill-drain's are equal for all."""
-    return ScheduleConfig.from_settings(pipeline).actions(1, pipeline.micro_batches)
+    return ScheduleConfig.from_settings(pipeline).actions(1, pipeline.micro_batches)[0]
 
 
 @cache

@@ -1,14 +1,11 @@
-"""A lower bound of a step's time, for any schedule of given cells in given memory.
+"""A lower bound of a step's time, for any schedule of given cells.
 
     time      0     head               T - tail   T      head: no micro-batch can be here sooner
     stage k   |      F F F F I F I F I W I |W W W |      tail: what must follow on other stages
-    memory    |      |== 0 ==|== 2 ==|     |      |      so many micro-batches fit at once, and none leaves before its
-              |        |== 1 ==|== 3 ==|   |      |      round trip through the later cells
 
 The actions of a stage run one at a time, each not before its head and with its tail behind it. If they could be
 interrupted, the longest tail first would be optimal (Jackson, 1955); Carlier (1982) bounds a machine of a job shop so.
-The graphs that are kept, each for its round trip, fit the memory over the step; a micro-batch whose graph is not kept
-costs another forward.
+Memory is not counted: where it forces recomputes, the bound may be far below any schedule that fits.
 """
 
 from __future__ import annotations
@@ -18,21 +15,16 @@ from heapq import heappop, heappush
 from itertools import accumulate
 
 from suite.pipeline.planning.policies import CellsProblem
-from suite.pipeline.schedule.stage_bytes import CellBytes
 
 
 def lower_bound_s(problem: CellsProblem) -> float:
     """Returns a lower bound in seconds of ``simulate`` without the update, over all lists of actions that ``validate``
-    accepts on this placement, in any order of micro-batches, with any recomputes, ``B`` or ``I`` and ``W``, whose
-    ``stage_bytes.peak_bytes`` are at most ``limit_bytes`` on every stage."""
-    times = LeastTimes(problem)
-    return max(
-        max(_preemptive_s(times.actions(own)), _memory_bound_s(problem, times, own, cells))
-        for own, cells in zip(problem.own, problem.stage_bytes, strict=True)
-    )
+    accepts on this placement, in any order of micro-batches, with any recomputes, ``B`` or ``I`` and ``W``."""
+    times = _LeastTimes(problem)
+    return max(_preemptive_s(times.actions(own)) for own in problem.own)
 
 
-class LeastTimes:
+class _LeastTimes:
     """The least seconds before each cell's actions (head) and after them (tail), by number: i is the i-th to come, or
     from the end the i-th last, whichever micro-batch it is."""
 
@@ -42,8 +34,6 @@ class LeastTimes:
         self.least = [cost.least_seconds for cost in costs]
         there = [problem.message_s(at, at + 1, costs[at].activation_bytes) for at in cells[:-1]]
         back = [problem.message_s(at + 1, at, costs[at + 1].gradient_bytes) for at in cells[:-1]]
-        self.round_trip = [0.0] * len(costs)
-        """From the end of a forward to the end of its backward."""
         self.forward_head, self.backward_tail, self.backward_head, self.forward_tail = (
             [[0.0] * micro_batches for _ in costs] for _ in range(4)
         )
@@ -65,13 +55,10 @@ class LeastTimes:
                 for i, head in enumerate(self.forward_head[at])
             ]
             used = [graph + backward + tail for tail in self.backward_tail[at]]
-            trip = graph
             if at < last:
                 returned = [head + self.least[at + 1][2] + back[at] for head in self.backward_head[at + 1]]
                 passed = [tail + self.least[at + 1][0] + there[at] for tail in self.forward_tail[at + 1]]
                 ready, used = list(map(max, ready, returned)), list(map(max, used, passed))
-                trip = max(trip, there[at] + self.least[at + 1][0] + self.round_trip[at + 1] + back[at])
-            self.round_trip[at] = trip + backward
             self.backward_head[at], self.forward_tail[at] = _in_turn(ready, backward), _in_turn(used, forward)
 
     def actions(self, own: Sequence[int]) -> list[tuple[float, float, float]]:
@@ -113,41 +100,3 @@ def _preemptive_s(actions: Sequence[tuple[float, float, float]]) -> float:
             else:
                 bound = max(bound, now - longest)
     return bound
-
-
-def _memory_bound_s(problem: CellsProblem, times: LeastTimes, own: Sequence[int], cells: Sequence[CellBytes]) -> float:
-    """Returns the least time in which a stage runs its actions and the recomputes that its memory forces."""
-    count, first = problem.micro_batches, own[0]
-    rows = [times.least[at] for at in own]
-    both, deferred = sum(sum(row[:3]) for row in rows), sum(row[3] for row in rows)
-    head, tail = times.forward_head[first][0], times.backward_tail[first][0]
-    busy = head + count * both + max(tail, count * deferred)
-    sizes = tuple(cell.input_bytes + cell.activation_bytes for cell in cells)
-    held = [times.round_trip[at] * size for at, size in zip(own, sizes, strict=True)]
-    forwards = [problem.costs[at].forward_s for at in own]
-    room = min(count * sum(sizes), _room_for_graphs(cells, problem.limit_bytes))
-
-    def recomputes_s(step_s: float) -> float:
-        """Returns the least seconds of forwards that run again in a step."""
-        seconds, excess = 0.0, count * sum(held) - room * max(0.0, step_s - head - tail)
-        for at in sorted((at for at in range(len(own)) if held[at]), key=lambda at: forwards[at] / held[at]):
-            number = min(count, max(0.0, excess / held[at]))
-            excess -= number * held[at]
-            seconds += number * forwards[at]
-        return seconds
-
-    low, high = busy, busy + count * sum(forwards)
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if busy + recomputes_s(middle) > middle else (low, middle)
-    return low
-
-
-def _room_for_graphs(cells: Sequence[CellBytes], limit_bytes: int) -> int:
-    """Returns the most bytes of inputs and graphs of a stage. The most that it ever holds is still there while its next
-    backward runs; other cells may not have made their gradients yet."""
-    backward = min(
-        cell.backward_peak_bytes + cell.received_gradient_bytes + min(cell.gradient_bytes, cell.made_gradient_bytes)
-        for cell in cells
-    )
-    return max(0, limit_bytes - sum(cell.fixed_bytes for cell in cells) - backward)

@@ -86,7 +86,7 @@ class Plan:
     machine: Machine
     timeline: Timeline
     lower_bound_s: float
-    """A bound of the step of any schedule of these cells in this memory. Gradients are reduced over replicas after the
+    """A bound of the step of any schedule of these cells. Gradients are reduced over replicas after the
     backwards, as in ``simulate``; a run overlaps them."""
     alternatives: tuple[Alternative, ...] = ()
     """The schedules that the settings allow, the plan's own among them; empty until they are compared."""

@@ -92,7 +92,7 @@ def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
     assert layers == list(range(24))
     assert shared == 1  # the blocks between the ends are alike
     table = lines[2 + 1 + len(matches) + 3 :]
-    assert "; with these cells and this memory no schedule can take less than " in lines[2 + 1 + len(matches)]
+    assert "; with these cells no schedule can take less than " in lines[2 + 1 + len(matches)]
     assert lines[2 + 1 + len(matches) + 2].startswith("  100,000 steps of 1,024 tokens: ")
     assert table[0].split() == ["schedules", "that", "fit", "step", "largest", "stage", "forwards", "recomputed"]
     assert len(table) == 1 + 8 + 1
