@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from suite.errors import PlanError
+from suite.errors import PlanError, SettingError
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit, Problem, as_plan_error
@@ -239,8 +239,14 @@ def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleC
     costs, pipeline, machine, placement = fit.problem.costs, fit.pipeline, fit.machine, fit.placement
     cells_problem = fit.cells_problem(ranges)
     pairs = tuple(fit.pairs(ranges))
+    size = pipeline.stages, pipeline.micro_batches
     with as_plan_error():
-        schedule = replace(schedule_config, pairs=pairs).actions(pipeline.stages, pipeline.micro_batches)
+        schedule = schedule_config.build(*size)
+        try:
+            timeline = _simulated(schedule, schedule_config, cells_problem.costs, pipeline.replicas, machine)
+        except SettingError:
+            replace(schedule_config, pairs=pairs).actions(*size)  # says what is wrong with it
+            raise
     peaks, p2p_bytes = fit.peaks(schedule, ranges), fit.p2p_bytes(pairs)
     cells = tuple(
         CellPlan(
@@ -253,7 +259,6 @@ def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleC
         )
         for at, cell in enumerate(ranges)
     )
-    timeline = _simulated(schedule, schedule_config, cells_problem.costs, pipeline.replicas, machine)
     bound = step_lower_bound_s(cells_problem, pipeline.replicas, machine)
     return Plan(cells, pipeline, schedule_config, schedule, machine, timeline, bound)
 

@@ -17,7 +17,7 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import CellCost, Link, Links, routes_of, seconds_of
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
-from suite.pipeline.schedule.play import Play
+from suite.pipeline.schedule.play import DIRECTIONS, Play
 from suite.pipeline.schedule.stage_bytes import CellBytes, StageBytes
 
 
@@ -77,8 +77,10 @@ class Policy:
 class PolicyPlayer:
     """A policy that is played."""
 
-    def __init__(self, problem: CellsProblem, policy: Policy) -> None:
+    def __init__(self, problem: CellsProblem, policy: Policy, below_s: float = math.inf) -> None:
+        """Gives up when the step cannot take less than ``below_s``: then ``step_s`` is infinite."""
         self._problem, self._policy, count = problem, policy, problem.micro_batches
+        self._below_s = below_s
         routes = routes_of(problem.costs, problem.link, problem.placement)
         self._seconds = seconds_of(problem.costs)
         self.play = Play(problem.placement, len(problem.costs), self._seconds, routes, problem.flow)
@@ -91,6 +93,11 @@ class PolicyPlayer:
         self._deferred: list[deque[int]] = [deque() for _ in cells]
         """Those whose weight gradients are deferred."""
         self._graphs = [0 for _ in cells]
+        forward, dropped, backward, split, weight_grad = (self._seconds[kind] for kind in "FfBIW")
+        self._forward_s = [*map(min, forward, dropped)]
+        self._backward_s = [min(backward[at], split[at] + weight_grad[at]) for at in cells]
+        self._left_s = [count * sum(self._forward_s[at] + self._backward_s[at] for at in own) for own in problem.own]
+        """The least seconds of what each stage has yet to do."""
         self.play.play(self._choose)
         is_done = all(done == count for direction in (1, -1) for done in self.play.done[direction])
         self.step_s = max(self.play.free) if is_done and not any(self._deferred) else math.inf
@@ -98,11 +105,14 @@ class PolicyPlayer:
 
     def _choose(self, k: int, now: float) -> tuple[str, int, int, float] | float | None:
         known, play = math.inf, self.play
+        if now + self._left_s[k] > self._below_s:
+            play.stop()
+            return None
         for kind, at in self._policy.order[k]:
             if not self._is_next(kind, at):
                 continue
             if kind in "FB":
-                start = play.start_of(1 if kind == "F" else -1, at, play.free[k])
+                start = play.start_of(DIRECTIONS[kind], at, play.free[k])
                 if start is None:
                     continue
                 if start > now:
@@ -112,6 +122,7 @@ class PolicyPlayer:
                 continue
             for each in self._ways(kind, at):
                 if self._fits(each, at):
+                    play.come_to(DIRECTIONS[each], at, play.free[k])
                     return each, at, self._run(each, at), now
                 self.was_refused = True
         return known if known < math.inf else None
@@ -138,17 +149,22 @@ class PolicyPlayer:
 
     def _run(self, kind: str, at: int) -> int:
         """Counts an action; returns its micro-batch."""
-        stage, virtual_stage = self.play.cell_to_stage[at], self.play.virtual_stage[at]
-        self._stages[stage].run(kind, virtual_stage)
+        stage, seconds = self.play.cell_to_stage[at], self._seconds
+        self._stages[stage].run(kind, self.play.virtual_stage[at])
         self._graphs[at] += (kind in "FR") - (kind in "IB")
         forwards, backwards = self.play.done[1][at], self.play.done[-1][at]
+        if kind in "RW":
+            self._left_s[stage] -= seconds[kind][at]
+            return (self._dropped if kind == "R" else self._deferred)[at].popleft()
+        if kind in "Ff":
+            self._left_s[stage] -= self._forward_s[at]
+        else:
+            self._left_s[stage] -= self._backward_s[at]
         if kind == "f":
+            self._left_s[stage] += seconds["R"][at]
             self._dropped[at].append(forwards)
-        elif kind == "R":
-            return self._dropped[at].popleft()
-        elif kind == "W":
-            return self._deferred[at].popleft()
         elif kind == "I":
+            self._left_s[stage] += seconds["W"][at]
             self._deferred[at].append(backwards)
         return forwards if kind in "Ff" else backwards
 

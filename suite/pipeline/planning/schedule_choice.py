@@ -40,14 +40,16 @@ def search_schedule(plan: Plan, problem: Problem) -> Plan:
     pipeline = problem.pipeline
     if pipeline.schedule != "auto" or pipeline.remat not in SEARCHED_REMAT or pipeline.stages == 1:
         return plan
-    searches = []
+    searches, step_s = [], plan.step_s
     for fit, ranges in _cuts(problem):
         cells_problem = fit.cells_problem(ranges)
         least_s = step_lower_bound_s(cells_problem, pipeline.replicas, problem.machine)
-        if least_s < (1 - LEAST_GAIN) * plan.step_s:
-            search = Search(cells_problem, lower_bound_s(cells_problem))
+        if least_s < (1 - LEAST_GAIN) * step_s:
+            search = Search(cells_problem, (1 + LEAST_GAIN) * lower_bound_s(cells_problem))
             search.try_family()
-            searches += [(search, fit, ranges)] if search.best is not None else []
+            if search.best is not None:
+                searches.append((search, fit, ranges))
+                step_s = min(step_s, search.step_s)
     if not searches:
         return plan
     search, fit, ranges = min(searches, key=lambda each: each[0].step_s)

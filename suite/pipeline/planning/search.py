@@ -30,7 +30,7 @@ class Search:
     """The fastest policy so far, for given cells."""
 
     def __init__(self, problem: CellsProblem, bound_s: float) -> None:
-        """No step is shorter than ``bound_s``: a search that comes so far ends."""
+        """A search that finds a step of ``bound_s`` is content with it."""
         self.problem, self._bound_s = problem, bound_s
         self.best: tuple[Policy, PolicyPlayer] | None = None
         """The policy, and its schedule as it was played; None if no policy makes one."""
@@ -42,6 +42,8 @@ class Search:
         for name, values in [*family.items()] * 2:
             for value in values:
                 changed = {**chosen, name: value}
+                if self._is_content():
+                    return
                 if self.best is not None and not self.best[1].was_refused and changed["fill_and_keep"][1] != "all":
                     continue  # memory is enough for all graphs
                 if (self.best is None or changed != chosen) and self._play(_policy(self.problem, **changed))[0]:
@@ -50,8 +52,11 @@ class Search:
     def climb(self) -> None:
         """Changes the best policy at random, and keeps what is not slower."""
         rng, left = random.Random(0), CLIMBED_ACTIONS
-        while self.best is not None and left > 0 and self.best[1].step_s * EXACT > self._bound_s:
+        while self.best is not None and left > 0 and not self._is_content():
             left -= self._play(_changed(self.best[0], self.problem.micro_batches, rng))[1]
+
+    def _is_content(self) -> bool:
+        return self.best is not None and self.best[1].step_s * EXACT <= self._bound_s
 
     @property
     def step_s(self) -> float:
@@ -67,7 +72,8 @@ class Search:
 
     def _play(self, policy: Policy) -> tuple[bool, int]:
         """Plays a policy; returns whether it is kept, because none was faster, and how many actions it took."""
-        player = PolicyPlayer(self.problem, policy)
+        below_s = math.inf if self.best is None else self.best[1].step_s / EXACT
+        player = PolicyPlayer(self.problem, policy, below_s)
         is_kept = player.step_s < math.inf and (self.best is None or player.score <= self.best[1].score)
         if is_kept:
             self.best = policy, player

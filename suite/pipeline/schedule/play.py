@@ -143,7 +143,8 @@ class Play:
 
     def play(self, choose: Callable[[int, float], tuple[str, int, int, float] | float | None]) -> None:
         """Plays until no stage can go on. ``choose(stage, time)`` returns what a free stage does next: kind, cell,
-        micro-batch and start of an action; a later time at which it is asked again; or None to wait for a message."""
+        micro-batch and start of an action that the stage has come to (``come_to``); a later time at which it is asked
+        again; or None to wait for a message."""
         while self._events:
             now, stage = heappop(self._events)
             if now < self.free[stage] or self._waits_for_send(stage):
@@ -153,6 +154,10 @@ class Play:
                 self._run(stage, *chosen)
             elif chosen is not None:
                 heappush(self._events, (chosen, stage))
+
+    def stop(self) -> None:
+        """Ends the play."""
+        self._events.clear()
 
     def start_of(self, direction: int, cell: int, free: float) -> float | None:
         """Returns when a cell's next action with messages of a direction can start on a stage that is free; None if it
@@ -167,21 +172,18 @@ class Play:
         return start
 
     def come_to(self, direction: int, cell: int, at: float) -> None:
-        """Posts the receives of an action that a stage has come to, and waits for."""
-        if cell not in self._started:
-            self._started.add(cell)
-            self._wake_senders(at)
+        """Posts the receives of an action that a stage has come to, and may wait for."""
+        self._started.add(cell)
         for queue in self._inputs[direction][cell]:
             queue.post(1, at)
+        if self._full:
             self._wake_senders(at)
 
     def _run(self, stage: int, kind: str, cell: int, micro_batch: int, start: float) -> None:
-        direction = _DIRECTIONS[kind]
-        end = start + self._seconds[kind][cell]
-        self.rows[stage].append(Span(kind.upper(), micro_batch, start, end, self.virtual_stage[cell]))  # type: ignore[arg-type]
+        direction = DIRECTIONS[kind]
+        self.free[stage] = end = start + self._seconds[kind][cell]
         self.done[direction][cell] += 1
-        free, self.free[stage] = self.free[stage], end
-        self.come_to(direction, cell, free)
+        self.rows[stage].append(Span(kind.upper(), micro_batch, start, end, self.virtual_stage[cell]))  # type: ignore[arg-type]
         for queue in self._inputs[direction][cell]:
             queue.received += 1
             queue.post(queue.ahead, start)
@@ -240,7 +242,7 @@ class Play:
 _NEIGHBOURS = -1
 """Stands for both neighbours of a cell."""
 
-_DIRECTIONS = {"F": 1, "f": 1, "R": 0, "W": 0, "B": -1, "I": -1}
+DIRECTIONS = {"F": 1, "f": 1, "R": 0, "W": 0, "B": -1, "I": -1}
 
 
 @dataclass(frozen=True)

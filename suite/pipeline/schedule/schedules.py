@@ -145,7 +145,11 @@ def play_in_units(placement: CellPlacement, cells: int, micro_batches: int, next
             return start is not None and start <= now
 
         action = next_action(k, has_arrived)
-        return None if action is None else (action.kind, action.cell(k, placement), action.micro_batch, now)
+        if action is None:
+            return None
+        cell = action.cell(k, placement)
+        player.come_to(action.direction, cell, now)
+        return action.kind, cell, action.micro_batch, now
 
     player.play(choose)
     forwards, backwards = player.done[1], player.done[-1]
