@@ -1,6 +1,6 @@
 """Schedules, memory and validation in the short form that tests use."""
 
-from suite.pipeline.planning.stage_memory import InFlightPeaks
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 from suite.pipeline.schedule.validate import texts_by_unit
@@ -11,15 +11,10 @@ def fill_drain(stages, micro_batches, remat):
     return ScheduleConfig("fill_drain", (MAX_LIVE_GRAPHS[remat],)).actions(stages, micro_batches)
 
 
-def in_flight(micro_batches, remat):
-    """Returns the peaks of one stage of fill-drain."""
-    return InFlightPeaks.of(fill_drain(1, micro_batches, remat), micro_batches)
-
-
-def cell_memory(sizes, begin, end):
+def cell_bytes(model, begin, end):
     """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive, in a partition of up to 3 cells."""
-    cells = [range(begin), range(begin, end), range(end, sizes._layers)]
-    return sizes.in_partition([cell for cell in cells if cell], 1 if begin else 0)
+    cells = [cell for cell in (range(begin), range(begin, end), range(end, len(model.costs))) if cell]
+    return model.in_partition(cells, CellPlacement(len(cells)))[1 if begin else 0]
 
 
 def validate(schedule, micro_batches, train=True, cell_to_stage=()):
