@@ -124,8 +124,8 @@ class Play:
         """The last messages of each cell: to its neighbours together, and to each cell further away."""
         self._started = {placement.cell_of(0, stage) for stage in range(placement.stages)}
         """Cells whose stage has come to their first action: it has posted their first receives."""
-        self._full: dict[int, tuple[_Queue, int]] = {}
-        """By stage, the message that must be transferred before the stage goes on."""
+        self._full: dict[int, deque[tuple[_Queue, int]]] = {}
+        """By stage, the messages that must be transferred before the stage goes on."""
         self._events = [(0.0, stage) for stage in range(placement.stages)]
         for route in routes:
             self._add(1, route.source, route.target, route.forward_s, route.latency_s)
@@ -200,19 +200,20 @@ class Play:
         sends = self._in_flight.setdefault((queue.source, _NEIGHBOURS if distance == 1 else queue.target), deque())
         sends.append((queue, len(queue.ready) - 1))
         if len(sends) > self._flow.max_sends_to(distance):
-            self._full[stage] = sends.popleft()
+            self._full.setdefault(stage, deque()).append(sends.popleft())
             self._waits_for_send(stage)
 
     def _waits_for_send(self, stage: int) -> bool:
-        """Whether a stage waits until a message is transferred; if it no longer does, it was free from then on."""
-        if stage not in self._full:
-            return False
-        queue, number = self._full[stage]
-        if queue.target not in self._started or number >= len(queue.posted):
-            return True
-        if number >= 0:
-            self.free[stage] = max(self.free[stage], queue.arrived[number] - queue.latency_s)
-        del self._full[stage]
+        """Whether a stage waits until messages are transferred; if it no longer does, it was free from then on."""
+        waited = self._full.get(stage)
+        while waited:
+            queue, number = waited[0]
+            if queue.target not in self._started or number >= len(queue.posted):
+                return True
+            if number >= 0:
+                self.free[stage] = max(self.free[stage], queue.arrived[number] - queue.latency_s)
+            waited.popleft()
+        self._full.pop(stage, None)
         return False
 
     def _wake_senders(self, at: float) -> None:

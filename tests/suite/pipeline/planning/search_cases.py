@@ -50,12 +50,11 @@ def problem_of(case: Case) -> CellsProblem:
 
 
 def excess_over_optimum(case: Case) -> float:
-    """Returns the step that policies find, as a multiple of the shortest of all schedules: infinity if they find none,
+    """Returns the step that the family of policies finds, as a multiple of the shortest of all schedules: infinity if it finds none,
     1 if there is none. Checks that the shortest is not below the bound."""
     problem = problem_of(case)
     search = Search(problem, lower_bound_s(problem))
     search.try_family()
-    search.climb()
     found_s = search.step_s if search.best is not None else math.inf
     least_s = least_step_s(case, found_s + 1)  # so the enumeration has to find a schedule as fast as this one
     assert lower_bound_s(problem) <= least_s * (1 + 1e-9), f"the bound exceeds the optimum: {case}"
