@@ -18,7 +18,7 @@ from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import CellCost, Link, Links, routes_of, seconds_of
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.play import Play
-from suite.pipeline.schedule.stage_bytes import CellBytes, StageBytes
+from suite.pipeline.schedule.stage_bytes import CellBytes, StageBytes, update_bytes
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ class PolicyPlayer:
         self._deferred: list[deque[int]] = [deque() for _ in cells]
         """Those whose weight gradients are deferred."""
         self._graphs = [0 for _ in cells]
-        self.play.play(self._choose)
+        if all(update_bytes(cells) <= problem.limit_bytes for cells in problem.stage_bytes):
+            self.play.play(self._choose)
         is_done = all(done == count for direction in (1, -1) for done in self.play.done[direction])
         self.step_s = max(self.play.free) if is_done and not any(self._deferred) else math.inf
         self.score = self.step_s, sum(self.play.free)

@@ -161,8 +161,13 @@ def peak_bytes(actions: Sequence[Action], cells: Sequence[CellBytes], flow: Flow
     """Returns the peak bytes while a stage of these cells runs its actions and then the update."""
     stage = StageBytes(cells, _micro_batches(actions), flow)
     peak = max((stage.run(kind, at) for kind, at in _kinds(actions)), default=0)
+    return max(peak, update_bytes(cells))
+
+
+def update_bytes(cells: Sequence[CellBytes]) -> int:
+    """Returns the peak bytes of a stage's update."""
     standing = sum(cell.fixed_bytes + cell.gradient_bytes for cell in cells)
-    return max(peak, standing + max(cell.update_peak_bytes for cell in cells))
+    return standing + max(cell.update_peak_bytes for cell in cells)
 
 
 def _micro_batches(actions: Sequence[Action]) -> int:

@@ -50,8 +50,8 @@ def problem_of(case: Case) -> CellsProblem:
 
 
 def excess_over_optimum(case: Case) -> float:
-    """Returns the step that the family of policies finds, as a multiple of the shortest of all schedules: infinity if it finds none,
-    1 if there is none. Checks that the shortest is not below the bound."""
+    """Returns the step that the family of policies finds, as a multiple of the shortest of all schedules: infinity if
+    it finds none, 1 if there is none. Checks that the shortest is not below the bound."""
     problem = problem_of(case)
     search = Search(problem, lower_bound_s(problem))
     search.try_family()

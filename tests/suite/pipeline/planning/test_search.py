@@ -148,9 +148,9 @@ def test_the_same_arguments_find_the_same_schedule_and_a_climb_none_that_is_slow
     assert one.step_s <= of_family_s
 
 
-@pytest.mark.parametrize("limit", [10, 11])  # not even its inputs, not its graph
+@pytest.mark.parametrize("limit", [10, 12, 13])  # not even its inputs, not its graph, not the update
 def test_nothing_is_found_where_not_even_one_micro_batch_fits(limit):
-    memory = [[CellBytes(fixed_bytes=10, input_bytes=1, activation_bytes=1)]] * 2
+    memory = [[CellBytes(fixed_bytes=10, input_bytes=1, activation_bytes=1, update_peak_bytes=4)]] * 2
     problem = CellsProblem(CellPlacement(2), 2, [CellCost(1, 1, 2)] * 2, Link(), memory, limit)
     search = searched(problem)
     search.climb()
