@@ -17,5 +17,5 @@ def test_steps_of_small_pipelines_are_close_to_the_shortest(stages, micro_batche
     found = [excess_over_optimum(random_case(stages, micro_batches, cells, seed)) for seed in range(SEEDS)]
     finite = [excess for excess in found if excess < math.inf]
     assert len(finite) >= SEEDS - (0 if cells == 1 else 3)  # room for a next backward is counted generously
-    assert sum(finite) / len(finite) <= 1.05
+    assert sum(finite) / len(finite) <= 1.07
     assert max(finite) <= 1.35
