@@ -90,10 +90,10 @@ FAULTS: tuple[Fault, ...] = (
         "if sorted(own_order) != sorted(next_order):",
     ),
     Fault(
-        "The proof for NCCL lets one side of a message end before the other side has come to it.",
-        "suite/pipeline/schedule/nccl_deadlock.py",
-        "            self.causes[other[1]].append(begin)\n",
-        "",
+        "A played stage goes on with too many sends in flight, so a schedule that stops is not refused.",
+        "suite/pipeline/schedule/play.py",
+        "if len(sends) > self._flow.max_sends_to(distance):",
+        "if len(sends) > 2 * self._flow.max_sends_to(distance):",
     ),
     Fault(
         "One graph more is kept than the user allows, which with the paper's rule is twice the memory.",

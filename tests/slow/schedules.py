@@ -13,9 +13,6 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
-from suite.pipeline.planning.partial_schedule import SchedulingProblem
-from suite.pipeline.planning.stage_memory import CellMemory, peak_bytes
-
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.planning.problem import estimated_costs
 from experiments.registry import find
@@ -23,15 +20,18 @@ from suite.errors import PlanError, SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.fit import Problem
+from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
+from suite.pipeline.planning.policies import CellsProblem
 from suite.pipeline.planning.schedule_choice import search_schedule
-from suite.pipeline.planning.search import search
+from suite.pipeline.planning.search import Search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import UNLIMITED
+from suite.pipeline.schedule.stage_bytes import CellBytes, peak_bytes
 from suite.settings import PipelineSettings
 from tests.suite.pipeline.torch_schedules import KINDS, dump
 
@@ -94,26 +94,27 @@ def front(stages: int, micro_batches: int):
         placement, schedule = config.placement(stages), config.actions(stages, micro_batches)
         costs, memory = units(placement, cells)
         flow = config.flow_control(stages)
-        limit = max(peak_bytes(actions, *own, flow=flow) for actions, own in zip(schedule, memory, strict=True))
+        limit = max(peak_bytes(actions, own, flow) for actions, own in zip(schedule, memory, strict=True))
         theirs = simulate(schedule, costs, flow=flow, cell_to_stage=placement.cell_to_stage).seconds
         ours = []
         for other, own_cells in (("1f1b", 1), ("interleaved", 2), ("zbv", 2)):
             place = ScheduleConfig(other, virtual_stages=own_cells).placement(stages)
-            starts = [schedule] if place == placement and own_cells == cells else []
             costs, memory = units(place, own_cells)
-            found = search(SchedulingProblem(place, micro_batches, costs, Link(), memory, limit), starts)
-            if found is not None:
-                ours.append(simulate(found, costs, flow=flow, cell_to_stage=place.cell_to_stage).seconds)
+            problem = CellsProblem(place, micro_batches, costs, Link(), memory, limit)
+            search = Search(problem, lower_bound_s(problem))
+            search.try_family()
+            search.climb()
+            ours += [search.step_s] if search.best is not None else []
         work = 6 * micro_batches
         held = max(map(held_micro_batches, schedule)) / cells
-        yield name, theirs - work, held, min(ours) - work
+        yield name, theirs - work, held, min(ours, default=float("inf")) - work
 
 
 def units(placement: CellPlacement, cells: int):
     """Returns the costs and the memory of the cells, where a cell holds as many bytes as it has halves of a stage."""
     size = 2 // cells
     cost = CellCost(size, size, 2 * size, weight_grad_s=size)
-    memory = CellMemory(0, size, 0, 0, 0, 0, 0, 0, 0, 0)
+    memory = CellBytes(input_bytes=size)
     return [cost] * (cells * placement.stages), [[memory] * cells] * placement.stages
 
 

@@ -18,7 +18,7 @@ from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import CellCost, Link, Links, routes_of, seconds_of
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.play import DIRECTIONS, Play
-from suite.pipeline.schedule.stage_bytes import CellBytes, StageBytes
+from suite.pipeline.schedule.stage_bytes import CellBytes, StageBytes, update_bytes
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ class PolicyPlayer:
         self._backward_s = [min(backward[at], split[at] + weight_grad[at]) for at in cells]
         self._left_s = [count * sum(self._forward_s[at] + self._backward_s[at] for at in own) for own in problem.own]
         """The least seconds of what each stage has yet to do."""
-        self.play.play(self._choose)
+        if all(update_bytes(cells) <= problem.limit_bytes for cells in problem.stage_bytes):
+            self.play.play(self._choose)
         is_done = all(done == count for direction in (1, -1) for done in self.play.done[direction])
         self.step_s = max(self.play.free) if is_done and not any(self._deferred) else math.inf
         self.score = self.step_s, sum(self.play.free)

@@ -161,8 +161,13 @@ def peak_bytes(actions: Sequence[Action], cells: Sequence[CellBytes], flow: Flow
     """Returns the peak bytes while a stage of these cells runs its actions and then the update."""
     stage = StageBytes(cells, _micro_batches(actions), flow)
     peak = max((stage.run(kind, at) for kind, at in _kinds(actions)), default=0)
+    return max(peak, update_bytes(cells))
+
+
+def update_bytes(cells: Sequence[CellBytes]) -> int:
+    """Returns the peak bytes of a stage's update."""
     standing = sum(cell.fixed_bytes + cell.gradient_bytes for cell in cells)
-    return max(peak, standing + max(cell.update_peak_bytes for cell in cells))
+    return standing + max(cell.update_peak_bytes for cell in cells)
 
 
 def _micro_batches(actions: Sequence[Action]) -> int:
@@ -184,14 +189,14 @@ def peak_terms(actions: Sequence[Action], at: int, flow: FlowControl) -> Ints:
     any cell, fixed bytes aside, is the largest of ``terms @ sizes``.
 
     The actions run on sizes that are powers of ``_BASE``: the digits of their sums are the counts. Rows that can never
-    be the largest are left out. The first cell of a model sends no gradients, which would replace its activations in
-    flight: both kinds of rows are among them.
+    be the largest are left out. Gradients and activations replace each other in flight, but the first cell of a model
+    sends no gradients and the last one no activations: the rows of such cells are among them.
     """
     sizes = {name: _BASE**power for power, name in enumerate(TERMS)}
     neighbours = [Sent(direction, sizes.pop(name)) for direction, name in zip((1, -1), _SENT, strict=True)]
     own = [kind for kind, of_cell in _kinds(actions) if of_cell == at]
     sums: set[int] = set()
-    for sent in (neighbours, neighbours[:1]):
+    for sent in (neighbours, neighbours[:1], neighbours[1:]):
         stage = StageBytes([CellBytes(**sizes, sent=tuple(sent))], sum(kind in "Ff" for kind in own), flow)
         sums.update(stage.run(kind, 0) for kind in own)
     digits = [[total // _BASE**power % _BASE for power in range(len(TERMS))] for total in sums]

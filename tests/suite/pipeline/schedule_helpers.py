@@ -1,5 +1,6 @@
 """Schedules, memory and validation in the short form that tests use."""
 
+from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 from suite.pipeline.schedule.validate import texts_by_unit
@@ -8,6 +9,12 @@ from suite.pipeline.schedule.validate import validate as validated_rows
 
 def fill_drain(stages, micro_batches, remat):
     return ScheduleConfig("fill_drain", (MAX_LIVE_GRAPHS[remat],)).actions(stages, micro_batches)
+
+
+def cell_bytes(model, begin, end):
+    """Returns the bytes of the cell of layers ``begin`` to ``end``, exclusive, in a partition of up to 3 cells."""
+    cells = [cell for cell in (range(begin), range(begin, end), range(end, len(model.costs))) if cell]
+    return model.in_partition(cells, CellPlacement(len(cells)))[1 if begin else 0]
 
 
 def validate(schedule, micro_batches, train=True, cell_to_stage=()):

@@ -1,5 +1,5 @@
 """The least step time of a small pipeline, by dynamic programming over all schedules; it shares no code with the search
-or the bound. What makes steps superfluous is argued as in ``small_search``; ``test_exhaustive`` tries without that.
+or the bound. ``test_exhaustive`` compares it with all lists of actions of the smallest.
 
     a stage   F0 F1 I0 ..    what it has done says which actions fit its memory, and what it still needs at least
     a step    clock          actions are appended in the order in which they start, each as soon as its stage and its
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from suite.pipeline.planning.simulate import CellCost
-from suite.pipeline.planning.stage_memory import CellMemory
+from suite.pipeline.schedule.stage_bytes import CellBytes
 
 RECEIVED_AHEAD = 2
 """Inputs whose memory is allocated ahead (gloo)."""
@@ -38,7 +38,7 @@ class Case:
     cell_to_stage: tuple[int, ...]
     micro_batches: int
     costs: tuple[CellCost, ...]
-    memory: tuple[CellMemory, ...]
+    memory: tuple[CellBytes, ...]
     limit_bytes: int
 
     @property
@@ -47,7 +47,7 @@ class Case:
         return 1 + max(self.cell_to_stage)
 
     @property
-    def stage_memory(self) -> list[list[CellMemory]]:
+    def stage_bytes(self) -> list[list[CellBytes]]:
         """The memory of each stage's cells."""
         return [
             [cell for cell, stage in zip(self.memory, self.cell_to_stage, strict=True) if stage == k]
@@ -69,7 +69,7 @@ class Cell:
         """More after any action."""
         return 3 * (self.forwards + self.backwards) - len(self.without_graph) - self.deferred
 
-    def held_bytes(self, memory: CellMemory, micro_batches: int) -> int:
+    def held_bytes(self, memory: CellBytes, micro_batches: int) -> int:
         """Returns its bytes between actions."""
         alive = self.forwards - self.backwards
         inputs = alive + self.deferred + min(RECEIVED_AHEAD, micro_batches - self.forwards)
@@ -125,12 +125,9 @@ def options(case: Case, times: Times, cell: Cell, at: int) -> Iterator[Option]:
         yield Option("R", cost.recompute_s, memory.graph_peak_bytes, with_graph, times.backward[at] + after_s)
     elif returned < done:
         split_s, whole = cost.backward_s + cost.split_s - cost.weight_grad_s, replace(cell, backwards=returned + 1)
-        more, split = (
-            max(0, memory.deferred_bytes - memory.activation_bytes),
-            replace(whole, deferred=cell.deferred + 1),
-        )
+        split = replace(whole, deferred=cell.deferred + 1)
         yield Option("B", cost.backward_s, memory.backward_peak_bytes, whole, after_s)
-        yield Option("I", split_s, memory.backward_peak_bytes + more, split, after_s)
+        yield Option("I", split_s, memory.backward_peak_bytes + memory.split_peak_bytes, split, after_s)
     if cell.deferred:
         yield Option("W", cost.weight_grad_s, memory.backward_peak_bytes, replace(cell, deferred=cell.deferred - 1))
 

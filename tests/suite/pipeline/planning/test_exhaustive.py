@@ -7,8 +7,9 @@ import pytest
 
 from suite.errors import SettingError
 from suite.pipeline.planning.simulate import simulate
-from suite.pipeline.planning.stage_memory import peak_bytes
 from suite.pipeline.schedule.action import Action
+from suite.pipeline.schedule.flow_control import GLOO
+from suite.pipeline.schedule.stage_bytes import peak_bytes
 from tests.suite.pipeline.planning.exhaustive import least_step_s
 from tests.suite.pipeline.planning.search_cases import random_case
 
@@ -49,11 +50,11 @@ def with_recomputes(actions):
 def least_by_trying_all(case, cells):
     """Returns the least step time of all schedules that run and fit the memory."""
     least, stages = float("inf"), []
-    for memory in case.stage_memory:
+    for own in case.stage_bytes:
         fitting = []
         for actions in all_lists(cells, case.micro_batches):
             for one in with_recomputes(actions):
-                fitting += [one] if peak_bytes(one, *memory) <= case.limit_bytes else []
+                fitting += [one] if peak_bytes(one, own, GLOO) <= case.limit_bytes else []
         stages.append(fitting)
     for schedule in product(*stages):
         try:

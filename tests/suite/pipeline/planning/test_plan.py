@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from suite.pipeline.planning.stage_memory import peak_bytes
 from torch import nn
 
 from launch.backends.processes import run_processes
@@ -19,19 +18,21 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.fit import Problem
-from suite.pipeline.planning.memory import UNCOUNTED_BYTES, MemoryModel, bytes_per_parameter
+from suite.pipeline.planning.memory import UNCOUNTED_BYTES, CellBound, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import fewest_stages
-from suite.pipeline.planning.plan import cell_costs, make_plan
+from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.sample import MicroBatch, Sample
-from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
+from suite.pipeline.planning.simulate import CellCost, Link, Links, cell_costs, simulate
 from suite.pipeline.schedule.csv_file import read_rows
+from suite.pipeline.schedule.flow_control import GLOO
+from suite.pipeline.schedule.stage_bytes import peak_bytes, peak_terms
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.gpu.peak import measure_peak_bytes
 from tests.marks import slow_but_for
 from tests.quick_measuring import measure_quickly
 from tests.suite.pipeline.planning.costs import layer
 from tests.suite.pipeline.schedule.test_nccl_deadlock import STOPS_WITH_A_SKIP
-from tests.suite.pipeline.schedule_helpers import cell_memory, fill_drain, in_flight
+from tests.suite.pipeline.schedule_helpers import cell_bytes, fill_drain
 from tests.suite.pipeline.torch_schedules import dump
 
 SCHEDULES = [("fill_drain", 1), ("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2)]
@@ -93,7 +94,7 @@ def test_messages_keep_their_two_stages_busy_and_those_that_stay_on_a_stage_do_n
     ]
     link = Link(5.0, 1.0, overhead_s=100.0, overhead_s_per_byte=1.0)
     cells, placement = [range(at, at + 1) for at in range(4)], CellPlacement(2, (0, 1, 1, 0))
-    found = cell_costs(costs, cells, placement, replace(ROOMY, link=link), replicas=1)
+    found = cell_costs(costs, cells, placement, link)
     assert [cost.forward_messages_s for cost in found] == [110 + 120, 110, 120 + 108, 108]
     assert [cost.backward_messages_s for cost in found] == [104 + 109, 104, 109, 0]  # no message is of 0 bytes
     first = found[0]
@@ -141,8 +142,8 @@ def test_a_schedule_that_deadlocks_on_nccl_with_the_models_skips_is_refused():
     on_nccl, takes_skip = replace(ROOMY, transport="nccl"), layer(skip_inputs=(SkipInput(2, 1, 1, False),))
     assert plan([layer()] * 3, on_nccl, **settings)
     (fault,) = faults([layer(), layer(), takes_skip], on_nccl, **settings)
-    assert "deadlocks on NCCL" in fault
-    assert "stage 0: the send of activations 7 to stage 2" in fault
+    assert "deadlocks: stage 0 at B0, stage 1 at R3, stage 2 at F6" in fault
+    assert "at stage 0, 1, 2 more than 4 messages would be in flight" in fault
 
 
 def test_cells_are_cut_for_what_communicators_leave():
@@ -171,8 +172,8 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
         assert stage.cost.forward_s == sum(one.forward_s for one in inside)
         assert stage.cost.recompute_s == sum(one.recompute_s for one in inside)
         assert stage.cost.backward_s == sum(one.backward_s for one in inside)
-        memory = cell_memory(MemoryModel(costs, in_flight(micro_batches, remat), 16.0, 0, 4), stage.begin, stage.end)
-        assert stage.peak_bytes == peak_bytes(actions, memory)
+        own = cell_bytes(MemoryModel(costs, micro_batches, 16.0, 4), stage.begin, stage.end)
+        assert stage.peak_bytes == peak_bytes(actions, [own], GLOO) + UNCOUNTED_BYTES
 
 
 @unhurried
@@ -212,9 +213,9 @@ def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches,
     else:
         assert all(stage.peak_bytes <= machine.memory_limit_bytes for stage in found.cells)
         return
-    fewest = fewest_stages(
-        MemoryModel(costs, in_flight(micro_batches, pipeline.remat), 1.0).furthest_end(machine.memory_limit_bytes)
-    )
+    terms = [peak_terms(actions, 0, GLOO) for actions in fill_drain(pipeline.stages, micro_batches, pipeline.remat)]
+    bound = CellBound(MemoryModel(costs, micro_batches, 1.0), np.concatenate(terms), GLOO, pipeline.stages)
+    fewest = fewest_stages(bound.furthest_end(room))
     if fewest is None:
         assert " alone needs " in message
     elif fewest > pipeline.stages:

@@ -13,7 +13,7 @@ from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import flow_control
-from suite.pipeline.schedule.playback import Playback, Route
+from suite.pipeline.schedule.play import Route, play
 from suite.pipeline.schedule.remat import UNLIMITED
 from tests.suite.pipeline.schedule_helpers import fill_drain, validate
 
@@ -293,7 +293,8 @@ def test_played_in_units_it_is_the_picture_of_the_validator(schedule_config, sta
     """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
     schedule = schedule_config.actions(stages, micro_batches)
     routes = [Route(at, at + 1) for at in range(stages * schedule_config.virtual_stages - 1)]
-    rows = Playback(schedule, lambda stage, action: 1.0, routes).rows
+    units = {kind: [1.0] * stages * schedule_config.virtual_stages for kind in "FfRIBW"}
+    rows = play(schedule, units, routes).rows
     picture = validate(schedule, micro_batches)
     for row, drawn_row in zip(rows, picture, strict=True):
         assert {str(span): span.start for span in row} == {

@@ -1,9 +1,8 @@
-"""Skips in a plan: what passes each cut, what goes where, and that no bound of bytes is below what it bounds."""
+"""Skips in a plan: what passes each cut, and what goes where."""
 
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,13 +10,7 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, MessageCost, SkipCost, SkipInput, message_costs, skip_costs
 from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.planning.stage_memory import InFlightPeaks, peak_bytes
-from suite.pipeline.schedule.action import Action
-from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.flow_control import flow_control
-from suite.pipeline.schedule.remat import UNLIMITED
-from tests.suite.pipeline.random_pipelines import draw_cell_to_stage, draw_rows
-from tests.suite.pipeline.schedule_helpers import fill_drain, in_flight
+from suite.pipeline.schedule.stage_bytes import Sent
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
 
@@ -88,63 +81,7 @@ def skipping_costs(draw):
     ]
 
 
-@settings(deadline=None)
-@given(skipping_costs(), st.integers(1, 6), st.sampled_from(["always", "except_last", "never"]), st.data())
-def test_no_cell_needs_more_than_its_bound_whatever_the_other_cells_are(costs, micro_batches, remat, data):
-    stages = data.draw(st.integers(1, len(costs)))
-    cuts = sorted(data.draw(st.permutations(range(1, len(costs))))[: stages - 1])
-    edges = [0, *cuts, len(costs)]
-    cells = [range(begin, end) for begin, end in pairwise(edges)]
-    sizes = MemoryModel(costs, in_flight(micro_batches, remat), 8.0)
-    for k, (cell, actions) in enumerate(zip(cells, fill_drain(stages, micro_batches, remat), strict=True)):
-        assert sizes.peak_upper_bound(cell[0], cell[-1] + 1) >= peak_bytes(actions, sizes.in_partition(cells, k))
-
-
-@settings(deadline=None)
-@given(
-    skipping_costs(),
-    st.integers(1, 9),
-    st.sampled_from(["interleaved", "zero_bubble", "csv"]),
-    st.sampled_from([0, 1, UNLIMITED]),
-    st.sampled_from(["gloo", "nccl"]),
-    st.randoms(use_true_random=False),
-)
-def test_nor_does_a_cell_of_a_stage_of_several(costs, micro_batches, name, graphs, transport, dice):
-    """Stages are two, or three where the layers are enough: a skip may stay on one of them, and with a file's placement
-    of the cells any tensor."""
-    stages = 3 if len(costs) >= 6 else 2
-    virtual_stages = len(costs) // stages
-    if virtual_stages < 2:
-        return
-    cells = cell_ranges((*[1] * (stages * virtual_stages - 1), len(costs) - stages * virtual_stages + 1), len(costs))
-    rows = draw_rows(dice, draw_cell_to_stage(dice, stages, virtual_stages), micro_batches) if name == "csv" else ()
-    config = ScheduleConfig(name, (graphs,), virtual_stages, rows)
-    schedule, placement = config.actions(stages, micro_batches), config.placement(stages)
-    sizes = MemoryModel(costs, InFlightPeaks.of(schedule, micro_batches, transport, placement.cell_to_stage), 8.0)
-    flow = flow_control(transport, stages, virtual_stages)
-    for at, cell in enumerate(cells):
-        own, virtual_stage = schedule[placement.stage_of(at)], placement.virtual_stage_of(at)
-        mine = [replace(action, virtual_stage=0) for action in own if action.virtual_stage == virtual_stage]
-        peak = peak_bytes(mine, sizes.in_partition(cells, at), flow=flow)
-        assert sizes.peak_upper_bound(cell[0], cell[-1] + 1) >= peak
-
-
-@pytest.mark.parametrize(("micro_batches", "order", "more"), [(5, "FRIW", 1), (1, "FRB", 0)])
-def test_what_waits_for_a_cell_of_the_same_stage_does_so_beside_what_is_sent_to_another(micro_batches, order, more):
-    """Cells 0 and 1 are on one stage. Layer 1 gives a byte to layer 4; the gradient of its input waits for cell 0."""
-    costs = [layer(0, 0), layer(1, 1), layer(1, 1), layer(1, 1), layer(1, 1, SkipInput(3, 1, 1, same_as_output=False))]
-    actions = [Action(kind, at) for at in range(micro_batches) for kind in order]
-    flow = flow_control("nccl", 2, 2)
-    in_flight = InFlightPeaks(
-        micro_batches, inputs=1, graphs=1, deferred=more, fill_then_drain=not more, flow=flow,
-        placement=CellPlacement(2, (0, 0, 1, 1)), waiting={(0, 1): (1, 1), (2, 3): (1, 1)},
-    )  # fmt: skip
-    sizes = MemoryModel(costs, in_flight, 8.0)
-    peak = peak_bytes(actions, sizes.in_partition(cell_ranges((1, 1, 1, 2), 5), 1), flow=flow)
-    assert sizes.peak_upper_bound(1, 2) >= peak
-
-
-def test_a_skip_that_stays_on_a_stage_is_held_of_a_group_at_most():
+def test_a_skip_to_another_cell_of_the_stage_is_no_message():
     """K = 4, two cells a stage: cell 0 gives 7 bytes to cell 4 and 9 to cell 5."""
     takes = {4: SkipInput(4, 7, 7, same_as_output=False), 5: SkipInput(5, 9, 9, same_as_output=False)}
     costs = [layer(0, 0, *[takes[at]] if at in takes else []) for at in range(8)]
@@ -155,15 +92,12 @@ def test_a_skip_that_stays_on_a_stage_is_held_of_a_group_at_most():
                 boundary_bytes=costs[at].boundary_bytes + one.bytes,
                 gradient_bytes=costs[at].gradient_bytes + one.gradient_bytes,
             )
-    schedule = ScheduleConfig("interleaved", (1,), 2).actions(4, 12)
-    sizes, cells = MemoryModel(costs, InFlightPeaks.of(schedule, 12), 8.0), cell_ranges((1,) * 8, 8)
-    assert flow_control("gloo", 4, 2).max_inflight_sends == 4
-    source, near, far = (sizes.in_partition(cells, at) for at in (0, 4, 5))
-    # of the skip that stays two wait beside the two that count as expected; of the other, eight may be under way, of
-    # which the first four count with the neighbour's
-    assert source.far_message_bytes == (4 - 2) * 7 + (8 - 4) * 9
-    assert (near.far_message_bytes, far.far_message_bytes) == ((4 - 2) * 7, (8 - 4) * 9)
-    assert (source.sent_activation_bytes, near.input_bytes, near.sent_gradient_bytes) == (9, 7, 0)
+    memory = MemoryModel(costs, 12, 8.0).in_partition(cell_ranges((1,) * 8, 8), CellPlacement(4))
+    source, near, far = (memory[at] for at in (0, 4, 5))
+    assert source.sent == (Sent(4, 7, is_local=True), Sent(5, 9))
+    assert (near.input_bytes, near.local_input_bytes, near.sent) == (7, 7, (Sent(-4, 7, is_local=True),))
+    assert (far.input_bytes, far.local_input_bytes, far.sent) == (9, 0, (Sent(-5, 9),))
+    assert (source.received_gradient_bytes, source.local_gradient_bytes) == (16, 7)
 
 
 @settings(deadline=None)
@@ -173,19 +107,16 @@ def test_what_stages_send_each_other_is_what_they_get(costs, data):
     cuts = sorted(data.draw(st.permutations(range(1, len(costs))))[: stages - 1])
     edges = [0, *cuts, len(costs)]
     cells = [range(begin, end) for begin, end in pairwise(edges)]
-    sizes = MemoryModel(costs, in_flight(1, "never"), 8.0)
+    memory = MemoryModel(costs, 1, 8.0).in_partition(cells, CellPlacement(stages))
     sent = {(k, one.to): one for k in range(stages) for one in message_costs(costs, cells, k)}
-    for k in range(1, stages):
-        assert (
-            sum(one.activation_bytes for (_, to), one in sent.items() if to == k)
-            == sizes.in_partition(cells, k).input_bytes
+    for k in range(stages):
+        arriving = [one for (_, to), one in sent.items() if to == k]
+        leaving = [one for (source, _), one in sent.items() if source == k]
+        activations, gradients = (
+            [one.bytes for one in memory[k].sent if one.cells_ahead * direction > 0] for direction in (1, -1)
         )
-        assert (
-            sum(one.gradient_bytes for (_, to), one in sent.items() if to == k)
-            == sizes.in_partition(cells, k).sent_gradient_bytes
-        )
-    for k in range(stages - 1):
-        assert (
-            sum(one.gradient_bytes for (source, _), one in sent.items() if source == k)
-            == sizes.in_partition(cells, k).received_gradient_bytes
-        )
+        assert sum(activations) == sum(one.activation_bytes for one in leaving)
+        assert sum(gradients) == sum(one.gradient_bytes for one in arriving)
+        assert memory[k].received_gradient_bytes == sum(one.gradient_bytes for one in leaving)
+        if k:
+            assert memory[k].input_bytes == sum(one.activation_bytes for one in arriving)
