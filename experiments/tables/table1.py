@@ -19,10 +19,10 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, CellBound, MemoryModel, bytes_per_parameter
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
+from suite.pipeline.planning.stage_bytes import peak_bytes, peak_terms
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import GLOO
-from suite.pipeline.schedule.stage_bytes import peak_bytes, peak_terms
 from suite.settings import OptimizerSettings, PipelineSettings
 
 STEP = 16

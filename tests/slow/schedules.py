@@ -27,11 +27,11 @@ from suite.pipeline.planning.policies import CellsProblem
 from suite.pipeline.planning.schedule_choice import search_schedule
 from suite.pipeline.planning.search import Search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
+from suite.pipeline.planning.stage_bytes import CellBytes, peak_bytes
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.pipeline.schedule.stage_bytes import CellBytes, peak_bytes
 from suite.settings import PipelineSettings
 from tests.suite.pipeline.torch_schedules import KINDS, dump
 

@@ -23,11 +23,11 @@ from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, Cell
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
 from suite.pipeline.planning.policies import CellsProblem
 from suite.pipeline.planning.simulate import cell_costs
+from suite.pipeline.planning.stage_bytes import CellBytes, largest_rows, peak_bytes, peak_terms
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
-from suite.pipeline.schedule.stage_bytes import CellBytes, largest_rows, peak_bytes, peak_terms
 from suite.settings import PipelineSettings
 
 

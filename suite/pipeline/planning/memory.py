@@ -1,6 +1,6 @@
 """Bytes of any cell of consecutive layers, from the costs of its layers.
 
-``suite.pipeline.schedule.stage_bytes`` adds them up over a stage's actions.
+``suite.pipeline.planning.stage_bytes`` adds them up over a stage's actions.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from suite.pipeline.planning.costs import (
     message_costs,
     skip_costs,
 )
+from suite.pipeline.planning.stage_bytes import TERMS, CellBytes, Ints, Sent
 from suite.pipeline.schedule.flow_control import FlowControl
-from suite.pipeline.schedule.stage_bytes import TERMS, CellBytes, Ints, Sent
 from suite.settings import OptimizerSettings
 
 UNCOUNTED_BYTES = 1 << 20

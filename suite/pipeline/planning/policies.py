@@ -16,9 +16,9 @@ from functools import cached_property
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import TransportName
 from suite.pipeline.planning.simulate import CellCost, Link, Links, routes_of, seconds_of
+from suite.pipeline.planning.stage_bytes import CellBytes, StageBytes, update_bytes
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.play import DIRECTIONS, Play
-from suite.pipeline.schedule.stage_bytes import CellBytes, StageBytes, update_bytes
 
 
 @dataclass(frozen=True)

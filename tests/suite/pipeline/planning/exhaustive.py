@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from suite.pipeline.planning.simulate import CellCost
-from suite.pipeline.schedule.stage_bytes import CellBytes
+from suite.pipeline.planning.stage_bytes import CellBytes
 
 RECEIVED_AHEAD = 2
 """Inputs whose memory is allocated ahead (gloo)."""

@@ -9,7 +9,7 @@ from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.policies import CellsProblem
 from suite.pipeline.planning.search import Search
 from suite.pipeline.planning.simulate import CellCost, Link
-from suite.pipeline.schedule.stage_bytes import CellBytes
+from suite.pipeline.planning.stage_bytes import CellBytes
 from tests.suite.pipeline.planning.exhaustive import Case, least_step_s
 
 

@@ -12,9 +12,9 @@ from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit, Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.plan import make_plan
+from suite.pipeline.planning.stage_bytes import peak_bytes
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.pipeline.schedule.stage_bytes import peak_bytes
 from suite.settings import PipelineSettings
 from tests.suite.pipeline.planning import costs
 

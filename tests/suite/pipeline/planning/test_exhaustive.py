@@ -7,9 +7,9 @@ import pytest
 
 from suite.errors import SettingError
 from suite.pipeline.planning.simulate import simulate
+from suite.pipeline.planning.stage_bytes import peak_bytes
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.flow_control import GLOO
-from suite.pipeline.schedule.stage_bytes import peak_bytes
 from tests.suite.pipeline.planning.exhaustive import least_step_s
 from tests.suite.pipeline.planning.search_cases import random_case
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.memory import CellBound, MemoryModel, bytes_per_parameter
+from suite.pipeline.planning.stage_bytes import TERMS, CellBytes, Sent, largest_rows, peak_bytes, peak_terms
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import GLOO, flow_control
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.pipeline.schedule.stage_bytes import TERMS, CellBytes, Sent, largest_rows, peak_bytes, peak_terms
 from suite.settings import OptimizerSettings
 from tests.suite.pipeline.schedule_helpers import cell_bytes, fill_drain
 

@@ -23,9 +23,9 @@ from suite.pipeline.planning.partition import fewest_stages
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.pipeline.planning.simulate import CellCost, Link, Links, cell_costs, simulate
+from suite.pipeline.planning.stage_bytes import peak_bytes, peak_terms
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.flow_control import GLOO
-from suite.pipeline.schedule.stage_bytes import peak_bytes, peak_terms
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.gpu.peak import measure_peak_bytes
 from tests.marks import slow_but_for

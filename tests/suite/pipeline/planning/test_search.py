@@ -14,10 +14,10 @@ from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.policies import CellsProblem
 from suite.pipeline.planning.search import Search
 from suite.pipeline.planning.simulate import CellCost, Link, simulate
+from suite.pipeline.planning.stage_bytes import CellBytes, Sent, peak_bytes
 from suite.pipeline.schedule.flow_control import GLOO, flow_control
 from suite.pipeline.schedule.remat import with_recomputes
 from suite.pipeline.schedule.schedules import interleaved, one_by_one
-from suite.pipeline.schedule.stage_bytes import CellBytes, Sent, peak_bytes
 from suite.pipeline.schedule.validate import validate
 from tests.suite.pipeline.planning.exhaustive import Case, least_step_s
 from tests.suite.pipeline.planning.search_cases import excess_over_optimum, random_case
@@ -155,13 +155,3 @@ def test_nothing_is_found_where_not_even_one_micro_batch_fits(limit):
     search = searched(problem)
     search.climb()
     assert search.best is None
-
-
-def test_where_memory_holds_one_graph_others_run_their_forward_again():
-    """Of 8 micro-batches of F = 4 and B = 2 on 4 stages, the roomy bound is 8 (4 + 2) + 3 (4 + 2). A graph of stage 1
-    is there for 2 (4 + 2) + 2, so of T seconds without head 4 and tail 2, (T - 6) / 14 are kept, and
-    T = 6 + 8 (4 + 2) + 4 (8 - (T - 6) / 14)."""
-    given = CellPlacement(4), 8, [CellCost(4, 4, 2)] * 4, Link(), [[ONE_GRAPH]] * 4
-    roomy, tight = (lower_bound_s(CellsProblem(*given, limit)) for limit in (8, 1))
-    assert roomy == 66
-    assert tight == pytest.approx(68 + 2 / 9, rel=1e-5)

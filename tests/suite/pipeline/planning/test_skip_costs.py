@@ -10,7 +10,7 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, MessageCost, SkipCost, SkipInput, message_costs, skip_costs
 from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.schedule.stage_bytes import Sent
+from suite.pipeline.planning.stage_bytes import Sent
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
 
