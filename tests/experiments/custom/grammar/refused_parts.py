@@ -178,7 +178,7 @@ def module_with_slots():
     return [Slots()]
 
 
-@production("which another layer has too")
+@production("whose memory another tensor has too")
 def shares_a_changing_buffer():
     count = torch.zeros(1)
 
@@ -187,6 +187,17 @@ def shares_a_changing_buffer():
         return self.inner(x)
 
     return [Layer(counts, count=count), Layer(counts, count=count)]
+
+
+@production("whose memory another tensor has too", replicas=1)
+def has_a_view_of_a_changing_buffer():
+    def counts(self, x):
+        self.count += 1
+        return self.inner(x) / self.first
+
+    made = Layer(counts, count=torch.zeros(2))
+    made.first = made.count[:1]
+    return [made]
 
 
 @production("has no values")
