@@ -206,7 +206,7 @@ def meta_without_reset():
         return [Layer(lambda self, x: self.inner(x) * self.w, w=nn.Parameter(torch.empty(W)))]
 
 
-@production("tensors on the meta device")
+@production("is on the meta device, and others")
 def partly_on_meta():
     return [Layer(lambda self, x: self.w(self.inner(x)), w=nn.Linear(W, W, device="meta"))]
 
