@@ -27,9 +27,7 @@ if interrupts.is_command_line():  # before the slow imports
     try:
         os.getcwd()
     except OSError as error:  # torch would not be found
-        print(
-            f"error: the current folder: {error.strerror}; it may have been removed, change to another", file=sys.stderr
-        )
+        print(f"error: the current folder: {error.strerror}; was it removed? change to another", file=sys.stderr)
         sys.exit(2)
 
 import typer
@@ -127,9 +125,7 @@ def plan(
     """Estimate a run's step time and memory, and whether it fits, without running it."""
     if not name:
         list_experiments()
-        console.print(
-            f"choose one: {command('plan', NAME='...')}; transformer_<L> and amoebanet_<L>x<D> can be planned"
-        )
+        console.print(f"choose one, transformer_<L> or amoebanet_<L>x<D>: {command('plan', NAME='...')}")
         return
     from launch.planning.command import print_plan
 

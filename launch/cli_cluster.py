@@ -58,8 +58,7 @@ def fetch(job: JobArgument = "", address: AddressOption = "") -> None:
 
 def doctor(
     address: Annotated[
-        str,
-        typer.Option(help="a dashboard (head:8265) or Ray itself (head:6379); empty: RAY_ADDRESS or this machine"),
+        str, typer.Option(help="a dashboard (head:8265) or Ray itself (head:6379); empty: RAY_ADDRESS or this machine")
     ] = "",
     storage: Annotated[str, typer.Option(help="folder or URL for the runs; empty: ./runs")] = "",
 ) -> None:
@@ -72,8 +71,7 @@ def doctor(
         raise typer.Exit(submit_doctor(address, storage, console))
     from launch.diagnostics.command import doctor as run_checks
 
-    if not run_checks(address, storage, console):
-        raise typer.Exit(1)
+    raise typer.Exit(not run_checks(address, storage, console))
 
 
 COMMANDS = (submit, jobs, logs, stop, fetch, doctor)

@@ -45,11 +45,8 @@ NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
 ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: list the names")]
 JobArgument = Annotated[str, typer.Argument()]
 ScaleOption = Annotated[
-    Scale,
-    choice("--scale", Scale, "paper: the paper's sizes; laptop: narrow; slice: the paper's widths, few layers"),
+    Scale, choice("--scale", Scale, "paper: the paper's sizes; laptop: narrow; slice: the paper's widths, few layers")
 ]
-
-
 NONE_GIVEN: list[str] = []  # typer copies it
 SetOption = Annotated[list[str], typer.Option("--set", help='"train.steps=50 pipeline.stages=4"; several add up')]
 ScoreSetOption = Annotated[list[str], typer.Option("--set", help='"score.beam=1 score.languages=de"; several add up')]

@@ -78,10 +78,7 @@ def generate(
     generate_text(run, text, Request(tokens, temperature, top_k, seed), console, parse_choice(checkpoint))
 
 
-def export(
-    run: str,
-    checkpoint: CheckpointOption = "",
-) -> None:
+def export(run: str, checkpoint: CheckpointOption = "") -> None:
     """Export a trained run's model: safetensors, tokenizer, sizes. A model of transformers leaves as it came in."""
     from launch.inference.export import export as export_run
     from suite.training.checkpoint import parse_choice

@@ -15,7 +15,6 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,11 +54,27 @@ def install() -> None:
     threading.Thread(target=_enforce, args=(signals,), daemon=True, name="interrupt").start()
     for number in SIGNALS:
         signal.signal(number, _on_signal)
-    unblock = partial(signal.pthread_sigmask, signal.SIG_UNBLOCK, SIGNALS)
-    os.register_at_fork(before=partial(signal.pthread_sigmask, signal.SIG_BLOCK, SIGNALS), after_in_parent=unblock)
-    # a forked process, such as one of a user's pool, gets its own signals, and is to end by them
-    defaults = partial(map, signal.signal, SIGNALS, (signal.SIG_DFL, signal.SIG_DFL))
-    os.register_at_fork(after_in_child=lambda: [signal.set_wakeup_fd(-1), *defaults(), unblock()])
+    os.register_at_fork(before=_block, after_in_parent=_restore_mask, after_in_child=_restore_own)
+
+
+_masks = threading.local()
+"""The signals that a thread blocked before it forked."""
+
+
+def _block() -> None:
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+def _restore_mask() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _restore_own() -> None:
+    """Restores Python's own handlers in a forked process, such as one of a user's pool: it is to end by its signals."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _restore_mask()
 
 
 def ignore() -> None:

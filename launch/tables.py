@@ -60,10 +60,8 @@ def table(name: str, run: str, console: Console) -> None:
 
 def _batch_sizes() -> list[Table]:
     """Returns table 5 at each scale with runs of the sweep; without runs, the paper's columns."""
-    results = [
-        read_results(scale, batch_size.SWEEP.members(scale, this_machine(), RUNS), RUNS)
-        for scale in batch_size.SWEEP.scales
-    ]
+    sweep = batch_size.SWEEP
+    results = [read_results(scale, sweep.members(scale, this_machine(), RUNS), RUNS) for scale in sweep.scales]
     return [batch_size.batch_table(one) for one in [one for one in results if one.runs] or results[:1]]
 
 
@@ -96,14 +94,12 @@ def _costs(work: ImageExperiment, log: Log) -> Sequence[LayerCost]:
 
 def _breakdown(requested: str) -> Table:
     run = find_run(requested) if requested else _newest_traced()
-    traces = read_traces(run.traces)
+    traces, name = read_traces(run.traces), run.path.parent.name
     if not traces:
-        raise SettingError(
-            f"run {run.path} has no trace; start a run with one: {command('experiment', NAME=run.path.parent.name)}"
-        )
+        raise SettingError(f"run {run.path} has no trace; start a run with one: {command('experiment', NAME=name)}")
     plan, mfu = RunPlan.read(run.plan_json), (read_json(run.record) or {}).get("mfu")
     cell_to_stage = plan.schedule_config.cell_to_stage(len(traces[0].timeline.rows))
-    return breakdown_table(f"{run.path.parent.name}/{run.path.name}", traces, plan.cells, mfu, cell_to_stage)
+    return breakdown_table(f"{name}/{run.path.name}", traces, plan.cells, mfu, cell_to_stage)
 
 
 def _newest_traced() -> RunFolder:

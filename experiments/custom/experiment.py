@@ -206,13 +206,8 @@ def find_custom(source: str, name: str = "") -> CustomExperiment:
         "optimizer": OptimizerSettings(),
         "train": CustomTrainSettings(),
     }
-    settings = [
-        f"pipeline.stages={spec.stages}",
-        f"pipeline.micro_batches={spec.micro_batches}",
-        f"pipeline.replicas={spec.replicas}",
-        f"train.steps={spec.steps}",
-        f"train.batch_rows={spec.batch_size}",
-    ]
+    settings = [f"pipeline.{name}={getattr(spec, name)}" for name in ("stages", "micro_batches", "replicas")]
+    settings += [f"train.steps={spec.steps}", f"train.batch_rows={spec.batch_size}"]
     if not isinstance(spec.settings, str):
         raise SettingError(
             f"settings of {source} is a {type(spec.settings).__name__}; write one text, as {option('SET')} takes it"

@@ -18,8 +18,10 @@ from experiments.custom.trial import KEEP_STATE, Trial, described, equal, name_o
 from suite.device import one_thread
 from suite.errors import SettingError, typed_line
 from suite.pipeline.model.batchnorm import by_micro_batch
-from suite.pipeline.model.layer_copy import copied
+from suite.pipeline.model.layer_copy import copied, held
 from suite.pipeline.model.layers import ORIGINAL, Tensors, as_tuple
+from suite.pipeline.runtime.boundary import CutSpec
+from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import stashes_of
 
 _TENSORS = "it must return one tensor or a tuple of tensors"
@@ -115,11 +117,9 @@ def forgets_other_rows(trial: Trial) -> str:
     try:
         after = trial.fresh(tuple(others), trial.inputs)
     except Exception as error:
-        return (
-            f"{' and '.join(trial.changed_attributes)}, and fails after other rows ({typed_line(error)}); {KEEP_STATE}"
-        )
+        return f"{changes}, and fails after other rows ({typed_line(error)}); {KEEP_STATE}"
     if not equal(trial.first, after):
-        return f"{' and '.join(trial.changed_attributes)}, and returns other values after other rows; {KEEP_STATE}"
+        return f"{changes}, and returns other values after other rows; {KEEP_STATE}"
     return ""
 
 
@@ -213,17 +213,21 @@ def find_refusal(layers: Sequence[nn.Module], loss: nn.Module, inputs: Tensors, 
             outputs[index], changed[index] = trial.first, [*_changed_in_training(trial)]
         for buffer in changed[index]:
             if (index, buffer) in shared:
-                return f"{name} changes its buffer {buffer}, whose memory another layer has too; give each its own"
-    return _loss_fault(loss, outputs.get(len(layers) - 1, inputs), targets)
+                return f"{name} changes its buffer {buffer}, whose memory another tensor has too; give each its own"
+    last = ShapeInference(layers).infer_all(CutSpec.of(inputs))[-1]
+    is_trained = any(tensor.needs_gradient for tensor in last.main)
+    untrained = "nothing that the last layer returns depends on a trained parameter; leave detach and no_grad out"
+    return _loss_fault(loss, outputs.get(len(layers) - 1, inputs), targets) or ("" if is_trained else untrained)
 
 
 def _shared_buffers(layers: Sequence[nn.Module]) -> set[tuple[int, str]]:
-    """Returns the buffers whose memory several layers have, by layer and name."""
+    """Returns the buffers whose memory another layer or tensor has too, by layer and name."""
     owners: dict[int, list[tuple[int, str]]] = {}
     for index, layer in enumerate(layers):
         original = vars(layer).get(ORIGINAL)
-        for name, buffer in (layer if original is None else original.layer).named_buffers():
-            owners.setdefault(buffer.untyped_storage().data_ptr() or id(buffer), []).append((index, name))
+        for path, value in held(layer if original is None else original.layer):
+            if isinstance(value, Tensor) and value.layout == torch.strided:
+                owners.setdefault(value.untyped_storage().data_ptr() or id(value), []).append((index, path))
     return {place for places in owners.values() if len(places) > 1 for place in places}
 
 

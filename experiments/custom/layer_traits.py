@@ -75,10 +75,8 @@ TRAITS = (has_state, mixes_rows, evaluates_differently, ignores_tensors)
 
 def traits_of(trial: Trial, rows: int) -> list[Trait]:
     """Returns the traits of a layer in training mode. A micro-batch has ``rows`` rows."""
-    if not all(map(same_bits, trial.first, trial.fresh(trial.inputs))):
-        return [
-            Trait("returns other values for the same inputs and seeds", KEEP_STATE)
-        ]  # the others would compare them
+    if not all(map(same_bits, trial.first, trial.fresh(trial.inputs))):  # the others would compare them
+        return [Trait("returns other values for the same inputs and seeds", KEEP_STATE)]
     return [trait for rule in TRAITS for trait in rule(trial, rows)]
 
 

@@ -22,7 +22,7 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_seconds
 from experiments.planning.pipeline_settings import given_names
-from experiments.planning.problem import CostModel, costs_on, model_facts, pose, shares_cores
+from experiments.planning.problem import CostModel, costs_on, estimated_costs, model_facts, pose, shares_cores
 from experiments.planning.report import PlanReport
 from suite.errors import PlanError
 from suite.log import Log
@@ -87,7 +87,7 @@ def least_step_s(work: Experiment, cluster: Cluster, cost_model: CostModel) -> f
     return fewest.pipeline.micro_batches * max(sum(seconds[layer] for layer in cell) for cell in cells)
 
 
-def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PlanReport:
+def try_plan(work: Experiment, cluster: Cluster, cost_model: CostModel = estimated_costs) -> PlanReport:
     """Returns the plan of one K, R and schedule, without alternatives; where the plan may choose M, the fastest of K,
     2K, 4K, ... Raises PlanError with all faults; when none fits, those of 64K micro-batches or of as many as there are
     examples for."""

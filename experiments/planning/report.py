@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
-
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_figures, in_hour_interval, in_hours, in_seconds
@@ -68,12 +66,6 @@ class PlanReport:
             return None
         low, high = self.step_interval_s
         return self.experiment.train.steps * low / 3600, self.experiment.train.steps * high / 3600
-
-    def build(self) -> tuple[list[nn.Module], nn.Module]:
-        """Returns the run's layers, on the meta device, for the plan's devices; and the loss."""
-        layers, loss = self.experiment.build()
-        set_logits_bytes(layers, self.cluster.logits_bytes)
-        return layers, loss
 
     def step_flops(self) -> StepFlops | None:
         """Counts the operations of a step per unit, for the shapes of a typical micro-batch; None if there are none.

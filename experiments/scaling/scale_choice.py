@@ -89,7 +89,7 @@ def find_shortage(experiment: Experiment, cluster: Cluster) -> str | None:
 
 def _plan_fault(experiment: Experiment, cluster: Cluster) -> PlanError | None:
     try:
-        try_plan(experiment, cluster, estimated_costs)
+        try_plan(experiment, cluster)
     except PlanError as fault:
         return fault
     return None

@@ -7,8 +7,7 @@ schedule and processes are real.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +34,7 @@ class SyntheticLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Returns ``mean(weight) * x``, of any shape. It does not sleep on the meta device."""
         if not x.is_meta:
-            _sleep(self.forward_s)
+            time.sleep(self.forward_s)
         if torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # so that the first stage takes as long as the others
         delayed: Tensor = _WithBackward.apply(x, self._input_gradient)  # type: ignore[no-untyped-call]
@@ -43,7 +42,7 @@ class SyntheticLayer(nn.Module):
         return delayed * weight.mean()
 
     def _input_gradient(self, gradient: Tensor) -> Tensor:
-        _sleep(self.input_s)
+        time.sleep(self.input_s)
         return gradient
 
     def _weight_gradient(self, gradient: Tensor) -> Tensor | None:
@@ -51,11 +50,11 @@ class SyntheticLayer(nn.Module):
         if self.gpipe_grad_queue is not None:
             self.gpipe_grad_queue.append(lambda: self._add_for_weight(gradient))
             return None
-        _sleep(self.weight_s)
+        time.sleep(self.weight_s)
         return gradient
 
     def _add_for_weight(self, gradient: Tensor) -> None:
-        _sleep(self.weight_s)
+        time.sleep(self.weight_s)
         self.weight.grad = gradient if self.weight.grad is None else self.weight.grad + gradient
 
     def reset_parameters(self) -> None:
@@ -83,22 +82,3 @@ class _WithBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
         return ctx.of_gradient(gradient), None
-
-
-_sleep_disabled = False
-
-
-@contextmanager
-def no_sleep() -> Iterator[None]:
-    """A context in which no ``SyntheticLayer`` of this process sleeps, for steps that are not timed."""
-    global _sleep_disabled
-    _sleep_disabled = True
-    try:
-        yield
-    finally:
-        _sleep_disabled = False
-
-
-def _sleep(seconds: float) -> None:
-    if not _sleep_disabled:
-        time.sleep(seconds)

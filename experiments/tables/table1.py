@@ -155,30 +155,26 @@ def largest(fitting: Callable[[int], bool]) -> int:
 
 def fits(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> bool:
     """Returns whether some partition into that many stages stays within the limit."""
-    fewest = fewest_stages(_furthest_end(costs, pipeline, bytes_each, limit))
+    fewest = fewest_stages(_furthest_end(MemoryModel(costs, pipeline.micro_batches, bytes_each), pipeline, limit))
     return fewest is not None and fewest <= pipeline.stages
 
 
 def cell_peaks(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> list[int]:
     """Returns the peak bytes of each cell in the fastest partition that fits."""
-    furthest_end = _furthest_end(costs, pipeline, bytes_each, limit)
-    layers = partition([cost.seconds for cost in costs], pipeline.stages, furthest_end)
     memory = MemoryModel(costs, pipeline.micro_batches, bytes_each)
-    cells = memory.in_partition(cell_ranges(layers, len(costs)), CellPlacement(pipeline.stages))
-    actions = _actions(pipeline)
-    return [UNCOUNTED_BYTES + peak_bytes(actions, [cell], GLOO) for cell in cells]
+    seconds, furthest_end = [cost.seconds for cost in costs], _furthest_end(memory, pipeline, limit)
+    cells = cell_ranges(partition(seconds, pipeline.stages, furthest_end), len(costs))
+    of_cells, actions = memory.in_partition(cells, CellPlacement(pipeline.stages)), _actions(pipeline)
+    return [UNCOUNTED_BYTES + peak_bytes(actions, [cell], GLOO) for cell in of_cells]
 
 
-def _furthest_end(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> list[int]:
-    memory = MemoryModel(costs, pipeline.micro_batches, bytes_each)
-    return CellBound(memory, peak_terms(_actions(pipeline), 0, GLOO), GLOO, pipeline.stages).furthest_end(
-        limit - UNCOUNTED_BYTES
-    )
+def _furthest_end(memory: MemoryModel, pipeline: PipelineSettings, limit: int) -> list[int]:
+    bound = CellBound(memory, peak_terms(_actions(pipeline), 0, GLOO), GLOO, pipeline.stages)
+    return bound.furthest_end(limit - UNCOUNTED_BYTES)
 
 
 def _actions(pipeline: PipelineSettings) -> list[Action]:
-    """Returns the actions of one stage; fill-drain's are equal for all."""
-    return ScheduleConfig.from_settings(pipeline).actions(1, pipeline.micro_batches)[0]
+    return ScheduleConfig.from_settings(pipeline).actions(1, pipeline.micro_batches)[0]  # equal for all stages
 
 
 @cache

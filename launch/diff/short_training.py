@@ -13,7 +13,6 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.planning.choose import try_plan
-from experiments.planning.problem import estimated_costs
 from experiments.registry import resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
@@ -99,7 +98,7 @@ def memory_fault(work: Experiment) -> str:
 def _fault(work: Experiment, devices: Cluster) -> str:
     """Returns why there is no plan; empty if there is one."""
     try:
-        try_plan(work, devices, estimated_costs)
+        try_plan(work, devices)
     except PlanError as fault:
         return fault.errors[0]
     return ""

@@ -8,6 +8,7 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from experiments.report.figure import svg
+from experiments.tables import sleeping
+from experiments.tables.sleeping import SyntheticLayer
 from experiments.tables.table2 import closed_form
 from suite.errors import SettingError, WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
@@ -27,6 +30,7 @@ from tests.bench.peers.peer import Entrant
 from tests.bench.peers.workload import SyntheticWork
 from tests.bench.report import HEADINGS, entrants_table, page, summary
 from tests.bench.results import TOLERANCE, Result, Score
+from tests.bench.worker import no_sleep
 from tests.launch.command_line import call
 
 TINY = Case(SyntheticWork(2, 3, forward_s=0.0, shape=(2, 3, 4)), steps=2, rounds=2)
@@ -213,3 +217,14 @@ def test_the_command_lists_the_cases_and_refuses_a_wrong_name(capsys):
     assert all(name in listed for name in CASES)
     assert main("sleepin") == 2
     assert capsys.readouterr().err == "error: there is no benchmark 'sleepin'; did you mean sleeping?\n"
+
+
+def test_layers_do_not_sleep_in_steps_that_are_not_timed(monkeypatch):
+    slept = []
+    monkeypatch.setattr(sleeping, "time", SimpleNamespace(sleep=slept.append))
+    layer = SyntheticLayer(1.0, 2.0, 3.0)
+    with no_sleep():
+        layer(torch.ones(2)).sum().backward()
+    assert slept == []
+    layer(torch.ones(2)).sum().backward()
+    assert sorted(slept) == [1.0, 2.0, 3.0]

@@ -15,11 +15,13 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from experiments.tables.sleeping import no_sleep
+from experiments.tables import sleeping
 from launch.backends.network_interface import rendezvous_store
 from launch.backends.processes import run_processes
 from launch.worker.distributed import GROUP_TIMEOUT_S, init_process_group
@@ -72,6 +74,11 @@ class Observation:
     """Peak bytes that the first step allocated."""
     rounds: list[list[float]] = field(default_factory=list)
     """Seconds of each step, by round."""
+
+
+def no_sleep() -> AbstractContextManager[Any]:
+    """Returns a context in which no ``SyntheticLayer`` of this process sleeps, for steps that are not timed."""
+    return mock.patch.object(sleeping, "time")
 
 
 def reference_gradients(rank: int, world: int, rendezvous: str, work: BenchWorkload, file: Path, threads: int) -> None:

@@ -11,6 +11,7 @@ from experiments.planning.choose import try_plan
 from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 from launch.worker.build import PartitionedModel
+from models.chunked_loss import set_logits_bytes
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.estimate import OpCostMode
@@ -56,7 +57,8 @@ def bytes_of_stages(name, settings):
 def live_bytes(planned, stage):
     """Returns the peak bytes of a stage's tensors in a step without the update: parameters, gradients, activations,
     messages."""
-    layers, loss = planned.build()
+    layers, loss = planned.experiment.build()
+    set_logits_bytes(layers, planned.cluster.logits_bytes)
     settings, plan, sample = planned.experiment.pipeline, planned.plan, planned.experiment.sample().largest
     count, coord = settings.micro_batches, RankCoord(stage, settings.stages, 1)
     batch = ReplicaBatch([sample.inputs] * count, [sample.targets] * count, 1.0)

@@ -86,6 +86,58 @@ def test_processes_that_a_worker_starts_end_with_it_and_those_of_the_command_do_
     assert all(_has_ended(int(pid)) for pid in done.stdout.split())
 
 
+FORKS = """
+import os, signal, sys, threading, time
+from launch import interrupts
+
+def blocked():
+    return [number.name for number in interrupts.SIGNALS if number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+
+def ends(number):
+    ready, ready_in_child = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(ready_in_child, b"x")
+            time.sleep(60)
+        finally:
+            print("its finally ran", flush=True)
+            os._exit(7)
+    os.read(ready, 1)
+    os.kill(pid, number)
+    print(number.name, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+def blocks(number):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    pid = os.fork()
+    if pid == 0:
+        print("child", *blocked(), flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("parent", *blocked(), flush=True)
+
+interrupts.install()
+with interrupts.interruptible():
+    ends(signal.SIGINT)
+    ends(signal.SIGTERM)
+    other = threading.Thread(target=blocks, args=(signal.SIGTERM,))
+    other.start()
+    other.join()
+    blocks(signal.SIGINT)
+"""
+
+
+def test_a_fork_keeps_blocked_signals_and_gets_pythons_own_handlers():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS], env=environment(), stdout=subprocess.PIPE, text=True, timeout=200
+    )
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [
+        "its finally ran", "SIGINT 7", "SIGTERM -15",
+        "child SIGTERM", "parent SIGTERM", "child SIGINT", "parent SIGINT",
+    ]  # fmt: skip
+
+
 def _has_ended(pid):
     """Whether a process ends in a few seconds; nobody may collect it."""
     try:

@@ -35,22 +35,38 @@ class ChangingBuffers:
 
         Raises RuntimeError for a buffer that did not change in the first forward.
         """
-        before = [(buffer := _get(place), buffer._version) for place in self._places]
         copies = {place: _get(place).clone() for place in self._changing}
-        yield
-        changed = {
-            place
-            for place, (buffer, version) in zip(self._places, before, strict=True)
-            if _get(place) is not buffer or buffer._version != version
-        }
+        with self._watched() as changed:
+            yield
         if self._is_first:
-            self._changing, self._is_first = changed, False
-        for module, name in changed - self._changing:
-            raise RuntimeError(
-                f"{type(module).__name__} changes its buffer {name} in some forwards and not in the first one, so a "
-                "recompute cannot start from its value; set pipeline.remat=never, or change it in each forward"
-            )
-        values += [(*place, copies[place]) for place in self._places if place in changed]
+            self._changing, self._is_first = {*changed}, False
+        for module, name in changed:
+            if (module, name) not in self._changing:
+                raise RuntimeError(
+                    f"{type(module).__name__} changes its buffer {name} in some forwards and not in the first one, so "
+                    "a recompute cannot start from its value; set pipeline.remat=never, or change it in each forward"
+                )
+        values += [(*place, copies[place]) for place in changed]
+
+    @contextmanager
+    def left_to_graph(self) -> Iterator[None]:
+        """A context of a forward with a graph. The graph may have saved the buffers that it changed, and the next
+        forward changes them again, so copies take their place after it."""
+        with self._watched() as changed:
+            yield
+        for module, name in changed:
+            if not (buffer := _get((module, name))).requires_grad:
+                module._buffers[name] = buffer.clone()
+
+    @contextmanager
+    def _watched(self) -> Iterator[list[tuple[nn.Module, str]]]:
+        """A context of a forward, after which the list has the buffers that it changed."""
+        before = [(buffer := _get(place), buffer._version) for place in self._places]
+        changed: list[tuple[nn.Module, str]] = []
+        yield changed
+        for place, (buffer, version) in zip(self._places, before, strict=True):
+            if _get(place) is not buffer or buffer._version != version:
+                changed.append(place)
 
 
 @contextmanager

@@ -37,20 +37,8 @@ class Original:
         return self
 
 
-_ATOMS = (
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type(None),
-    type,
-    ModuleType,
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    Original,
-)
+_PLAIN_TYPES = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_ATOMS = (*_PLAIN_TYPES, type, ModuleType, Original)
 
 
 def copied(layer: nn.Module, convert: Callable[[Tensor], Tensor], memo: dict[int, Any] | None = None) -> nn.Module:

@@ -63,15 +63,7 @@ def ties_of(layer: nn.Module) -> dict[str, str]:
 ORIGINAL = "gpipe_original"
 """The attribute by which a layer without values names the one that it was copied from (``Original``)."""
 
-_NOT_FUNCTION = {
-    *vars(nn.Module()),
-    "training",
-    "gpipe_ties",
-    "gpipe_pops",
-    "gpipe_stashes",
-    "reset_parameters",
-    ORIGINAL,
-}
+_NOT_FUNCTION = {*vars(nn.Module()), "gpipe_ties", "gpipe_pops", "gpipe_stashes", "reset_parameters", ORIGINAL}
 
 
 def structure_key(layer: nn.Module) -> Hashable:

@@ -80,8 +80,7 @@ class Stage:
         self.running_stats = RunningStats(self.layers)
         self.loss = loss.to(device) if loss is not None else None
         self._mixed = precision == "bf16"
-        layer_iterator = iter(self.layers)
-        self._cells = [nn.ModuleList(next(layer_iterator) for _ in cell) for cell in cells]
+        self._cells = [nn.ModuleList(self.by_index[index] for index in cell) for cell in cells]
         self._buffers = [ChangingBuffers(cell) for cell in self._cells]
         self._shapes = [ShapeInference([layers[index] for index in cell], self._mixed) for cell in cells]
         self.current_layer: int | None = None
@@ -156,9 +155,10 @@ class Stage:
 
         Returns the output boundary's tensors and None; from the last cell the objective as a 1-tuple and the metric.
         """
-        if torch.is_grad_enabled() or not self.layers.training:
+        if not self.layers.training:
             return self._forward(micro_batch, targets)
-        with self._buffers[micro_batch.virtual_stage].recorded(micro_batch.buffers):
+        buffers = self._buffers[micro_batch.virtual_stage]
+        with buffers.left_to_graph() if torch.is_grad_enabled() else buffers.recorded(micro_batch.buffers):
             return self._forward(micro_batch, targets)
 
     def _forward(self, micro_batch: CellMicroBatch, targets: Tensors) -> tuple[Tensors, Tensor | None]:

@@ -425,6 +425,21 @@ def buffer_of_equal_layers():
     return spec(nn.Linear(W, W), Counts(torch.zeros(4)), Counts(memory), Counts(memory), nn.Linear(W, 3))
 
 
+def view_of_a_buffer():
+    made = Counts(torch.zeros(4))
+    made.last = made.count[3:]
+    return spec(nn.Linear(W, W), made, nn.Linear(W, 3))
+
+
+class Detaches(nn.Module):
+    def forward(self, x):
+        return x.detach()
+
+
+def nothing_trained():
+    return spec(nn.Linear(W, 3), Detaches())
+
+
 def constant_on_meta():
     torch.manual_seed(0)
     layer = nn.Linear(W, W)
@@ -484,9 +499,11 @@ REFUSED = {
     global_in_a_helper: "layer 1 (CallsHelper) uses a Linear by the global TABLE",
     loss_with_a_layer: "loss uses the Linear of layer 0 by layers in a function[0]",
     bounded_hook: "layer 2 (Linear) has a hook on weight that is not linear in the gradient",
-    shared_norm: "layer 1 (Sequential) changes its buffer 0.running_mean, whose memory another layer has too",
-    overlapping_buffers: "layer 1 (Counts) changes its buffer count, whose memory another layer has too",
-    buffer_of_equal_layers: "layer 2 (Counts) changes its buffer count, whose memory another layer has too",
+    shared_norm: "layer 1 (Sequential) changes its buffer 0.running_mean, whose memory another tensor has too",
+    overlapping_buffers: "layer 1 (Counts) changes its buffer count, whose memory another tensor has too",
+    buffer_of_equal_layers: "layer 2 (Counts) changes its buffer count, whose memory another tensor has too",
+    view_of_a_buffer: "layer 1 (Counts) changes its buffer count, whose memory another tensor has too",
+    nothing_trained: "nothing that the last layer returns depends on a trained parameter",
     computed_before: "layer 1 (Transposed) holds in weight a tensor that was computed from parameters",
     constant_on_meta: "layer 1: its table is on the meta device, and others of its tensors are not; give it values",
     meta_integers: "layer 1 (Places): its ids has no values",

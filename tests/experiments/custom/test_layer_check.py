@@ -13,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from experiments.custom import layer_check as check
 from experiments.custom.layer_check import refusal
 from experiments.custom.trial import Trial
+from tests.experiments.custom.grammar.refused import Noise
 
 WIDTH = 4
 CALLS = itertools.count(1)
@@ -100,16 +101,6 @@ def freezes_its_parameter(self, x):
 def makes_a_module(self, x):
     self.late = nn.Linear(WIDTH, WIDTH, device=x.device)
     return x
-
-
-class Noise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient + torch.randn_like(gradient)
 
 
 class Marked(torch.Tensor):

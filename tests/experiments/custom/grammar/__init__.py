@@ -1,7 +1,7 @@
 """A grammar of models out of odd things that people put in modules: each production makes one of them.
 
-``of_layers``, ``of_modules``, ``of_autograd`` and ``of_models`` have what trains, ``refused`` and ``refused_parts``
-what does not; ``draw`` makes a TrainSpec of some.
+``tensors``, ``modules``, ``autograd`` and ``several_layers`` have what trains, ``refused`` and ``refused_parts`` what
+does not; ``draw`` makes a TrainSpec of some.
 """
 
 from collections.abc import Callable

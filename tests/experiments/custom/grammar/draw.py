@@ -12,18 +12,18 @@ from suite.settings import PipelineSettings
 from tests.experiments.custom.grammar import (
     PRODUCTIONS,
     W,
-    of_autograd,
-    of_layers,
-    of_models,
-    of_modules,
+    autograd,
+    modules,
     refused,
     refused_parts,
+    several_layers,
+    tensors,
 )
 
-assert of_autograd, (of_layers, of_models, of_modules, refused, refused_parts)  # each has registered its productions
+assert autograd, (modules, refused, refused_parts, several_layers, tensors)  # each has registered its productions
 MOST_LAYERS = 6
-TRAINED = [name for name, made in PRODUCTIONS.items() if not made.refused]
-REFUSED = [name for name, made in PRODUCTIONS.items() if made.refused]
+TRAINED = sorted(name for name, made in PRODUCTIONS.items() if not made.refused)
+REFUSED = sorted(name for name, made in PRODUCTIONS.items() if made.refused)
 SCHEDULES = [(name, 1) for name in ("fill_drain", "1f1b", "zero_bubble")] + [
     (name, 2) for name in ("interleaved", "zero_bubble", "zbv", "v_half", "v_min")
 ]

@@ -178,7 +178,7 @@ def module_with_slots():
     return [Slots()]
 
 
-@production("which another layer has too")
+@production("whose memory another tensor has too")
 def shares_a_changing_buffer():
     count = torch.zeros(1)
 
@@ -189,13 +189,24 @@ def shares_a_changing_buffer():
     return [Layer(counts, count=count), Layer(counts, count=count)]
 
 
+@production("whose memory another tensor has too", replicas=1)
+def has_a_view_of_a_changing_buffer():
+    def counts(self, x):
+        self.count += 1
+        return self.inner(x) / self.first
+
+    made = Layer(counts, count=torch.zeros(2))
+    made.first = made.count[:1]
+    return [made]
+
+
 @production("has no values")
 def meta_without_reset():
     with torch.device("meta"):
         return [Layer(lambda self, x: self.inner(x) * self.w, w=nn.Parameter(torch.empty(W)))]
 
 
-@production("tensors on the meta device")
+@production("is on the meta device, and others")
 def partly_on_meta():
     return [Layer(lambda self, x: self.w(self.inner(x)), w=nn.Linear(W, W, device="meta"))]
 

@@ -187,7 +187,7 @@ def parameters_in_one_memory():
 @layer(replicas=1, count=lambda: torch.zeros(1))
 def counts_in_a_buffer(self, x):
     self.count += 1
-    return self.inner(x) / self.count.clone()
+    return self.inner(x) / self.count
 
 
 @layer(replicas=1, mean=lambda: torch.zeros(W))
@@ -199,7 +199,7 @@ def averages_in_a_buffer(self, x):
 @layer(replicas=1, ema=lambda: torch.zeros(W, W))
 def follows_its_weight(self, x):
     self.ema.lerp_(self.inner.weight.detach(), 0.1)
-    return self.inner(x) + x @ self.ema.clone()
+    return self.inner(x) + x @ self.ema
 
 
 @layer(replicas=1, queue=lambda: torch.zeros(4, W), place=lambda: torch.zeros(1, dtype=torch.long))
