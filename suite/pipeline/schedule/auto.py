@@ -1,6 +1,6 @@
 """The schedules for which ``pipeline.schedule=auto`` stands.
 
-named -> none fits: one micro-batch at a time, from which a search begins
+named -> where none fits, one micro-batch at a time
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSett
 
 
 def least_candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
-    """Yields the settings with schedules that need the least memory, from which a search may begin."""
+    """Yields the settings with schedules that need the least memory."""
     stages, micro_batches, remat = pipeline.stages, pipeline.micro_batches, pipeline.remat
     if stages == 1 or remat not in SEARCHED_REMAT:
         return
