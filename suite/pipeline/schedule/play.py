@@ -122,7 +122,11 @@ class Play:
         self._in_flight: dict[tuple[int, int], deque[tuple[_Queue, int]]] = {}
         """The last messages of each cell: to its neighbours together, and to each cell further away."""
         self._started = {placement.cell_of(0, stage) for stage in range(placement.stages)}
-        """Cells whose stage has come to their first action: it has posted their first receives."""
+        """Cells whose stage has come to their first action."""
+        self._open = 0
+        """So many cells have got their metadata, which each sends on to the next, and have posted their first
+        receives."""
+        self._open_cells()
         self._full: dict[int, tuple[_Queue, int, Sequence[_Queue]]] = {}
         """By stage, the message that must be transferred before the stage goes on, and the queues of what it has yet to
         send of its last action."""
@@ -173,7 +177,9 @@ class Play:
     def come_to(self, direction: int, cell: int, at: float) -> None:
         """Receives the messages of an action that a stage has come to, one after the other, until one has not arrived:
         the receive of the next is not posted before."""
-        self._started.add(cell)
+        if cell not in self._started:
+            self._started.add(cell)
+            self._open_cells()
         number = self.done[direction][cell]
         for queue in self._inputs[direction][cell]:
             if queue.received == number:
@@ -185,6 +191,10 @@ class Play:
             at = max(at, queue.arrived[number])
         if self._full:
             self._wake_senders(at)
+
+    def _open_cells(self) -> None:
+        while self._open in self._started:
+            self._open += 1
 
     def _run(self, stage: int, kind: str, cell: int, micro_batch: int, start: float) -> None:
         direction = DIRECTIONS[kind]
@@ -218,7 +228,7 @@ class Play:
         if stage not in self._full:
             return False
         queue, number, left = self._full[stage]
-        if queue.target not in self._started or number >= len(queue.posted):
+        if queue.target >= self._open or number >= len(queue.posted):
             return True
         if number >= 0:
             self.free[stage] = max(self.free[stage], queue.arrived[number] - queue.latency_s)
