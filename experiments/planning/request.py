@@ -114,7 +114,8 @@ def check_request(work: Experiment, cluster: Cluster, given: str, log: Log) -> N
     """Raises PlanError, with the nearest plan that fits, for too few devices or rows."""
     if faults := [*device_errors(work, cluster), *row_errors(with_most_micro_batches(work))]:
         log(faults[0])
-        raise PlanError(faults, _remedy(work, cluster, 0, given, lambda part: log(f"{faults[0]}; {part}")))
+        remedy = _remedy(work, cluster, 0, given, lambda part: log(f"{faults[0]}; {part}"))
+        raise PlanError(faults, remedy, () if remedy else [*_memory_note(work, cluster, given)])
 
 
 def _remedy(work: Experiment, cluster: Cluster, process_bytes: int, given: str, log: Log) -> str:

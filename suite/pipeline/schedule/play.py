@@ -74,10 +74,9 @@ class _Queue:
             self._free = max(self._free, self.ready[number], self.posted[number]) + self._transfer_s
             self.arrived.append(self._free + self.latency_s)
 
-    def arrival(self, at: float) -> float | None:
-        """Returns when the next message arrives, if its receive is posted at a time or was before; None if it is not
-        sent yet."""
-        number = self.received
+    def arrival(self, number: int, at: float) -> float | None:
+        """Returns when a message, the next or one that arrived, arrives, if its receive is posted at a time or was
+        before; None if it is not sent yet."""
         if number < len(self.arrived):
             return self.arrived[number]
         if number >= len(self.ready):
@@ -123,12 +122,16 @@ class Play:
         self._in_flight: dict[tuple[int, int], deque[tuple[_Queue, int]]] = {}
         """The last messages of each cell: to its neighbours together, and to each cell further away."""
         self._started = {placement.cell_of(0, stage) for stage in range(placement.stages)}
-        """Cells whose stage has come to their first action: it has posted their first receives."""
+        """Cells whose stage has come to their first action."""
+        self._open = 0
+        """So many cells have got their metadata, which each sends on to the next, and have posted their first
+        receives."""
+        self._open_cells()
         self._full: dict[int, tuple[_Queue, int, Sequence[_Queue]]] = {}
         """By stage, the message that must be transferred before the stage goes on, and the queues of what it has yet to
         send of its last action."""
         self._events = [(0.0, stage) for stage in range(placement.stages)]
-        for route in routes:
+        for route in sorted(routes, key=lambda route: (route.source, route.target)):  # peers of a cell go in order
             self._add(1, route.source, route.target, route.forward_s, route.latency_s)
             self._add(-1, route.target, route.source, route.backward_s, route.latency_s)
 
@@ -162,9 +165,9 @@ class Play:
     def start_of(self, direction: int, cell: int, free: float) -> float | None:
         """Returns when a cell's next action with messages of a direction can start on a stage that is free; None if it
         waits for a message that is not sent yet."""
-        start = free
+        start, number = free, self.done[direction][cell]
         for queue in self._inputs[direction][cell]:
-            arrival = queue.arrival(free)
+            arrival = queue.arrival(number, start)
             if arrival is None:
                 return None
             if arrival > start:
@@ -172,23 +175,32 @@ class Play:
         return start
 
     def come_to(self, direction: int, cell: int, at: float) -> None:
-        """Posts the receives of an action that a stage has come to, and may wait for."""
-        self._started.add(cell)
+        """Receives the messages of an action that a stage has come to, one after the other, until one has not arrived:
+        the receive of the next is not posted before."""
+        if cell not in self._started:
+            self._started.add(cell)
+            self._open_cells()
+        number = self.done[direction][cell]
         for queue in self._inputs[direction][cell]:
-            queue.post(1, at)
+            if queue.received == number:
+                queue.post(1, at)
+                if number >= len(queue.arrived):
+                    break
+                queue.received += 1
+                queue.post(queue.ahead, max(at, queue.arrived[number]))
+            at = max(at, queue.arrived[number])
         if self._full:
             self._wake_senders(at)
+
+    def _open_cells(self) -> None:
+        while self._open in self._started:
+            self._open += 1
 
     def _run(self, stage: int, kind: str, cell: int, micro_batch: int, start: float) -> None:
         direction = DIRECTIONS[kind]
         self.free[stage] = end = start + self._seconds[kind][cell]
         self.done[direction][cell] += 1
         self.rows[stage].append(Span(kind.upper(), micro_batch, start, end, self.virtual_stage[cell]))  # type: ignore[arg-type]
-        for queue in self._inputs[direction][cell]:
-            queue.received += 1
-            queue.post(queue.ahead, start)
-        if self._full:
-            self._wake_senders(start)
         self._send(stage, self._outputs[direction][cell])
         heappush(self._events, (self.free[stage], stage))
 
@@ -216,7 +228,7 @@ class Play:
         if stage not in self._full:
             return False
         queue, number, left = self._full[stage]
-        if queue.target not in self._started or number >= len(queue.posted):
+        if queue.target >= self._open or number >= len(queue.posted):
             return True
         if number >= 0:
             self.free[stage] = max(self.free[stage], queue.arrived[number] - queue.latency_s)
