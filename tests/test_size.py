@@ -32,7 +32,7 @@ BUDGETS = {
     "experiments/huggingface": 410,
     "experiments/images": 275,
     "experiments/language_model": 232,
-    "experiments/planning": 1365,
+    "experiments/planning": 1366,
     "experiments/report": 284,
     "experiments/scaling": 137,
     "experiments/sweeps": 2308,
@@ -46,7 +46,7 @@ BUDGETS = {
     "suite/pipeline/model": 1175,
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
-    "suite/pipeline/schedule": 1462,
+    "suite/pipeline/schedule": 1474,
     "suite/training": 3941,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
