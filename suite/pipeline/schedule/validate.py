@@ -42,6 +42,8 @@ def validate(
     _check_each_stage(schedule, virtual_stages, micro_batches, train)
     placement = CellPlacement(len(schedule), cell_to_stage)
     _check_message_order(schedule, virtual_stages, placement)
+    if not any(schedule):  # a replica without micro-batches
+        return [[] for _ in schedule]
     cells = len(schedule) * virtual_stages
     flow = flow_control(transport, len(schedule), virtual_stages)
     routes = [Route(*pair) for pair in sorted({*pairwise(range(cells)), *pairs})]

@@ -131,6 +131,12 @@ def test_a_schedule_that_stops_on_nccl_alone_is_refused_there_alone():
         ScheduleConfig("csv", rows=rows, transport="nccl").actions(2, 12)
 
 
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+def test_a_replica_without_micro_batches_has_nothing_to_run(transport):
+    """Its stages have several cells all the same, which exchange messages on other replicas."""
+    assert validate([[], []], 0, transport=transport, pairs=((0, 1), (1, 2), (2, 3))) == [[], []]
+
+
 STOPS_WITH_A_SKIP = [
     in_blocks(("F", 0, 13), ("B", 0, 13)),
     in_blocks(("F", 0, 9), ("B", 0, 9), ("F", 9, 13), ("B", 9, 13)),
