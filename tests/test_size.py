@@ -46,7 +46,7 @@ BUDGETS = {
     "suite/pipeline/model": 1175,
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
-    "suite/pipeline/schedule": 1476,
+    "suite/pipeline/schedule": 1479,
     "suite/training": 3941,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""

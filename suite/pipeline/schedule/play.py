@@ -140,7 +140,7 @@ class Play:
         ahead = self._flow.recvs_ahead(direction)
         queue = _Queue(source, target, transfer_s, latency_s, ahead) if crosses else _LocalQueue(source, target)
         if crosses and target == source + 1:  # the metadata goes first
-            self._in_flight[source, _NEIGHBOURS] = deque([(queue, -1)])
+            self._in_flight[source, _NEIGHBOURS] = deque([(queue, _METADATA)])
         self._outputs[direction][source].append(queue)
         self._inputs[direction][target].append(queue)
 
@@ -230,7 +230,7 @@ class Play:
         queue, number, left = self._full[stage]
         if queue.target >= self._open or number >= len(queue.posted):
             return True
-        if number >= 0:
+        if number != _METADATA:
             self.free[stage] = max(self.free[stage], queue.arrived[number] - queue.latency_s)
         del self._full[stage]
         self._send(stage, left)
@@ -253,6 +253,9 @@ class Play:
 
 _NEIGHBOURS = -1
 """Stands for both neighbours of a cell."""
+
+_METADATA = -1
+"""The number of a cell's metadata among its messages."""
 
 DIRECTIONS = {"F": 1, "f": 1, "R": 0, "W": 0, "B": -1, "I": -1}
 
