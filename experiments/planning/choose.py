@@ -16,13 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.figures import in_seconds
 from experiments.planning.pipeline_settings import given_names
-from experiments.planning.problem import CostModel, costs_on, estimated_costs, model_facts, pose, shares_cores
+from experiments.planning.problem import CostModel, estimated_costs, model_facts, pose, shares_cores
 from experiments.planning.report import PlanReport
 from suite.errors import PlanError
 from suite.log import Log
@@ -63,16 +64,12 @@ def plans(
         if len(found) >= SHOWN and least_step_s(choice, cluster, cost_model) >= found[SHOWN - 1].step_s:
             continue
         try:
-            found = _by_step([*found, try_plan(choice, cluster, cost_model)])
+            found = sorted([*found, try_plan(choice, cluster, cost_model)], key=attrgetter("step_s"))
         except PlanError as error:
             fault = error
     if not found:
         raise fault
     return found
-
-
-def _by_step(reports: Iterable[PlanReport]) -> list[PlanReport]:
-    return sorted(reports, key=lambda report: report.step_s)
 
 
 def least_step_s(work: Experiment, cluster: Cluster, cost_model: CostModel) -> float:
@@ -163,13 +160,10 @@ def compared(planned: PlanReport, log: Log) -> PlanReport:
 
 def with_step_interval(planned: PlanReport) -> PlanReport:
     """Returns the plan with its step at the highest and lowest efficiency of the device, if that is declared."""
-    device, machine = planned.layer_costs.device, planned.problem.machine
-    if device is None:
+    extremes = planned.layer_costs.at_extremes
+    if not extremes:
         return planned
-    low, high = (
-        retimed_step_s(planned.plan, costs_on(planned.experiment, other, planned.cluster.logits_bytes), machine)
-        for other in (replace(device, efficiency=share) for share in reversed(device.efficiency_range))
-    )
+    low, high = (retimed_step_s(planned.plan, costs) for costs in extremes)
     return replace(planned, step_interval_s=(low, high))
 
 
@@ -248,7 +242,7 @@ def best_plans(
         exact = [with_pipeline(report.experiment, schedule="auto") for report in found]
         found = plans(exact, cluster, cost_model, log)
     searched = [compared(report, log) for report in found[:SEARCHED]]
-    return _by_step([*searched, *map(with_step_interval, found[SEARCHED:])])
+    return sorted([*searched, *map(with_step_interval, found[SEARCHED:])], key=attrgetter("step_s"))
 
 
 def _fixed(work: Experiment, given: str | Iterable[str]) -> set[str]:

@@ -31,7 +31,7 @@ from suite.pipeline.planning.devices import (
     Machine,
     collective_bytes,
 )
-from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.estimate import estimate_on
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import FROZEN_BYTES, bytes_per_parameter
 from suite.pipeline.planning.placement import Placement
@@ -56,6 +56,8 @@ class LayerCosts:
     measured: bool
     device: Device | None = None
     """The device of estimated costs; None for measured ones."""
+    at_extremes: tuple[tuple[LayerCost, ...], ...] = ()
+    """Those of the device at its highest and its lowest efficiency; none where it is not declared."""
     history: Path | None = None
     """The file of earlier runs on the device of measured costs (``launch/planning/cost_records.py``)."""
     notes: tuple[str, ...] = ()
@@ -146,8 +148,9 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     )
     share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
     source = f"operations and bytes over {device.name}{share}"
-    costs = costs_on(work, device, cluster.logits_bytes)
-    return LayerCosts(costs, machine, source, measured=False, device=cluster.device)
+    costs, *extremes = _estimated(_KeyedWork(work, work.key()), device, cluster.logits_bytes)
+    at_extremes = tuple(extremes) if cluster.device is not None else ()
+    return LayerCosts(costs, machine, source, measured=False, device=cluster.device, at_extremes=at_extremes)
 
 
 @dataclass(frozen=True)
@@ -158,18 +161,16 @@ class _KeyedWork:
     key: str
 
 
-def costs_on(work: Measurable, device: Device, logits_bytes: int) -> tuple[LayerCost, ...]:
-    """Returns the estimated costs on a device that computes logits of this size at once."""
-    return _estimated(_KeyedWork(work, work.key()), device, logits_bytes)
-
-
 @lru_cache(maxsize=64)
-def _estimated(keyed: _KeyedWork, device: Device, logits_bytes: int) -> tuple[LayerCost, ...]:
-    """Cached, because the plans of a list need the same costs many times."""
+def _estimated(keyed: _KeyedWork, device: Device, logits_bytes: int) -> list[tuple[LayerCost, ...]]:
+    """Returns the costs on a device that computes logits of this size at once, and those at its highest and its lowest
+    efficiency. Cached, because the plans of a list need the same costs many times."""
     work = keyed.work
     layers, loss = work.build()
     set_logits_bytes(layers, logits_bytes)
-    return tuple(estimate(layers, loss, work.sample().largest, device, work.optimizer))
+    lowest, highest = device.efficiency_range
+    devices = [replace(device, efficiency=share) for share in (device.efficiency, highest, lowest)]
+    return [*map(tuple, estimate_on(devices, layers, loss, work.sample().largest, work.optimizer))]
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from suite.pipeline.planning.flops import StepFlops, step_flops
 from suite.pipeline.planning.placement import Placement
 from suite.pipeline.planning.plan import Alternative, CellPlan, Plan
 from suite.pipeline.planning.simulate import Links
-from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import PipelineSettings
 
 COSTS = ("forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes", "gradient_bytes")
@@ -145,7 +144,7 @@ class PlanReport:
             *(f"  {note}" for note in self.notes),
             *([f"  {workers} of the {devices} devices are used, {idle} are idle"] if idle > 0 else ()),
             f"  {sum(plan.layers_per_cell)} layers, {self.parameters:,} parameters; K = {pipeline.stages}, "
-            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {schedule_name(plan.schedule_config)}, "
+            f"M = {pipeline.micro_batches}, R = {pipeline.replicas}; {_name_of(plan)}, "
             f"{plan.recomputes[0]} of {plan.recomputes[1]} forwards recomputed",
             *_stage_lines(plan),
             *_shared_parameters_line(plan, self.parameters),
@@ -197,7 +196,8 @@ def _shared_parameters_line(plan: Plan, parameters: int) -> Iterator[str]:
 
 def _alternative_record(alternative: Alternative, chosen: PipelineSettings) -> dict[str, Any]:
     """Returns a schedule for the record; one that does not fit has only its fault."""
-    name = {"schedule": alternative.schedule, "virtual_stages": alternative.virtual_stages}
+    own = alternative.pipeline
+    name = {"schedule": own.schedule, "virtual_stages": own.virtual_stages}
     if alternative.fault:
         return name | {"chosen": False, "fault": alternative.fault}
     figures = {"step_s": alternative.step_s, "peak_bytes": alternative.peak_bytes}
@@ -213,10 +213,10 @@ def _alternative_lines(plan: Plan) -> Iterator[str]:
     for alternative in (alternative for alternative in plan.alternatives if not alternative.fault):
         figures = in_seconds(alternative.step_s), f"{alternative.peak_bytes / GIB:.2f} GiB"
         mark = "<- this plan" if alternative.is_of(plan.pipeline) else ""
-        rows.append([schedule_name(alternative), *figures, "{:,} of {:,}".format(*alternative.recomputes), mark])
+        rows.append([_name_of(alternative), *figures, "{:,} of {:,}".format(*alternative.recomputes), mark])
     headings = "schedules that fit", "step", "largest stage", "forwards recomputed", ""
     yield from (f"  {line}" for line in aligned(headings, rows).splitlines())
-    refused = [schedule_name(alternative) for alternative in plan.alternatives if alternative.fault]
+    refused = [_name_of(alternative) for alternative in plan.alternatives if alternative.fault]
     if refused:
         yield f"  do not fit: {'; '.join(refused)}"
 
@@ -226,14 +226,19 @@ def _faster_line(plan: Plan) -> Iterator[str]:
     fitting = [alternative for alternative in plan.alternatives if not alternative.fault]
     fastest = min(fitting, key=lambda alternative: alternative.step_s, default=None)
     if fastest is not None and fastest.step_s < 0.99 * plan.step_s:
-        setting = f'"pipeline.schedule={fastest.schedule} pipeline.virtual_stages={fastest.virtual_stages}"'
+        own = fastest.pipeline
+        setting = f'"pipeline.schedule={own.schedule} pipeline.virtual_stages={own.virtual_stages}"'
         yield f"  faster: {option('SET', setting)} ({in_seconds(fastest.step_s)}, {fastest.peak_bytes / GIB:.2f} GiB)"
 
 
-def schedule_name(schedule: Alternative | ScheduleConfig) -> str:
+def schedule_name(schedule: str, virtual_stages: int) -> str:
     """Returns a schedule's name, with its cells per stage if there are several."""
-    name = "found by search" if schedule.schedule == "search" else schedule.schedule
-    return f"{name}, {schedule.virtual_stages} cells per stage" if schedule.virtual_stages > 1 else name
+    name = "found by search" if schedule == "search" else schedule
+    return f"{name}, {virtual_stages} cells per stage" if virtual_stages > 1 else name
+
+
+def _name_of(plan: Plan | Alternative) -> str:
+    return schedule_name(plan.pipeline.schedule, plan.pipeline.virtual_stages)
 
 
 def _stage_lines(plan: Plan) -> Iterator[str]:
@@ -276,7 +281,7 @@ def lines_of(plans: Sequence[PlanReport]) -> Iterator[str]:
         plan, pipeline, link = report.plan, report.plan.pipeline, report.plan.machine.link
         peak = max(cell.peak_bytes for cell in plan.cells) / GIB
         rows.append([
-            pipeline.stages, pipeline.replicas, pipeline.micro_batches, schedule_name(plan.schedule_config),
+            pipeline.stages, pipeline.replicas, pipeline.micro_batches, _name_of(plan),
             in_seconds(report.step_s), in_figures(report.units_per_second), in_hours(3600 * report.hours),
             f"{peak:.2f} GiB", f"{plan.timeline.bubble:.1%}", len(link.cuts) if isinstance(link, Links) else 0,
         ])  # fmt: skip

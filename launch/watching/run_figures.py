@@ -10,7 +10,6 @@ from experiments.report.figure import COLOURS, INK, new_figure, thinned
 from experiments.report.page import Picture
 from launch.watching.run_data import RunData
 from suite.pipeline.planning.devices import GIB
-from suite.pipeline.planning.plan import Alternative
 from suite.training.jsonl import read_lines
 from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, STEP, train_metric, units_done, units_per_s
 
@@ -99,7 +98,7 @@ def schedule_pictures(run: RunData) -> list[Picture]:
         return []
     figure, axis = new_figure("GiB of the largest stage", "step, s", size=(7.0, 3.4))
     for each in sorted(fitting, key=lambda each: (each["peak_bytes"], each["step_s"])):
-        name = schedule_name(Alternative(each["schedule"], each["virtual_stages"]))
+        name = schedule_name(each["schedule"], each["virtual_stages"])
         style = {"marker": "*", "markersize": 13} if each["chosen"] else {"marker": "o", "markersize": 5}
         axis.plot(each["peak_bytes"] / GIB, each["step_s"], linestyle="", label=name, **style)
     axis.set_xlim(left=0)

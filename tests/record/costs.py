@@ -47,31 +47,27 @@ def feed(costs: Costs) -> None:
     """Lets all plans of this process take their estimates from ``costs``."""
     from suite.pipeline.planning.costs import LayerCost, SkipInput
 
-    problem = _problem()
-    estimate = problem.estimate
+    problem = import_module("experiments.planning.problem")
+    estimate_on = problem.estimate_on
 
-    def chosen(layers: Any, loss: Any, data: Any, device: Any, optimizer: Any) -> list[LayerCost]:
-        own = json.loads(json.dumps([asdict(cost) for cost in estimate(layers, loss, data, device, optimizer)]))
+    def chosen(devices: Any, layers: Any, loss: Any, data: Any, optimizer: Any) -> list[list[LayerCost]]:
         shapes = " ".join(str(tuple(tensor.shape)) for tensor in (*data.inputs, *data.targets))
-        kind = f"{device.name}, {device.memory_bytes} bytes at {device.efficiency}"
-        found = costs.choose(f"{costs.model} on {kind}, {optimizer.name} {optimizer.precision}: {shapes}", own)
-        skips = [tuple(SkipInput(**skip) for skip in cost["skip_inputs"]) for cost in found]
-        return [LayerCost(**cost | {"skip_inputs": own}) for cost, own in zip(found, skips, strict=True)]
+        found = []
+        for device, own in zip(devices, estimate_on(devices, layers, loss, data, optimizer), strict=True):
+            kind = f"{device.name}, {device.memory_bytes} bytes at {device.efficiency}"
+            key = f"{costs.model} on {kind}, {optimizer.name} {optimizer.precision}: {shapes}"
+            of_layers = costs.choose(key, json.loads(json.dumps([asdict(cost) for cost in own])))
+            skips = [tuple(SkipInput(**skip) for skip in cost["skip_inputs"]) for cost in of_layers]
+            found.append([LayerCost(**cost | {"skip_inputs": own}) for cost, own in zip(of_layers, skips, strict=True)])
+        return found
 
-    problem.estimate = chosen
-
-
-def _problem() -> Any:
-    """Returns the module that estimates costs, under its name now or before."""
-    try:
-        return import_module("experiments.planning.problem")
-    except ModuleNotFoundError:
-        return import_module("experiments.planning.single_plan")
+    problem.estimate_on = chosen
 
 
 def two_cores(costs: Costs) -> None:
     """Lets plans without a declared cluster be for two cores of 8 GiB, with the seconds of ``two_cores.json``."""
     from experiments.base.cluster import Cluster
+    from experiments.planning.problem import estimated_costs
     from launch.backends.backend import Backend
     from launch.planning import command
     from suite.pipeline.planning.simulate import Link
@@ -81,7 +77,7 @@ def two_cores(costs: Costs) -> None:
             return Cluster(2, 8 * GIB, "cpu")
 
     def measured(work: Any, cluster: Cluster) -> Any:
-        found = _problem().estimated_costs(work, cluster)
+        found = estimated_costs(work, cluster)
         known = json.loads(MEASURED.read_text()).get(costs.model)
         if cluster.device is not None or known is None:
             return found

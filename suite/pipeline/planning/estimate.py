@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -77,17 +77,29 @@ def estimate(
     layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: Device, optimizer: OptimizerSettings
 ) -> list[LayerCost]:
     """Returns the estimated cost of each of the meta-device ``layers``; the last one includes the loss."""
+    return estimate_on([device], layers, loss, data, optimizer)[0]
+
+
+def estimate_on(
+    devices: Sequence[Device],
+    layers: Sequence[nn.Module],
+    loss: nn.Module,
+    data: MicroBatch,
+    optimizer: OptimizerSettings,
+) -> list[list[LayerCost]]:
+    """Returns the costs on each of some devices, all of them CUDA devices or none."""
     skips = find_skips(layers)
     cuts = ShapeInference(layers, optimizer.precision == "bf16").infer_all(CutSpec.of(data.inputs))
     targets = tuple(map(TensorSpec.of, data.targets))
-    found: dict[int, dict[str, Any]] = {}
-    costs = []
+    found: dict[int, list[dict[str, Any]]] = {}
+    costs: list[list[LayerCost]] = [[] for _ in devices]
     for index, first in enumerate(first_equals(layers, cuts)):
         if first == index:
             boundary, own_loss = inputs_of(layers[index], cuts[index]), loss if index == len(layers) - 1 else None
-            with fake_copy(layers[index]) as own, CudaAutocast() if device.is_cuda else nullcontext():
-                found[index] = _estimate(own, own_loss, boundary, targets, device, optimizer)
-        costs.append(LayerCost(**found[first], **cut_costs(cuts, skips, index)))
+            with fake_copy(layers[index]) as own, CudaAutocast() if devices[0].is_cuda else nullcontext():
+                found[index] = _estimate(own, own_loss, boundary, targets, devices, optimizer)
+        for of_device, own_cost in zip(costs, found[first], strict=True):
+            of_device.append(LayerCost(**own_cost, **cut_costs(cuts, skips, index)))
     return costs
 
 
@@ -96,16 +108,16 @@ def _estimate(
     loss: nn.Module | None,
     boundary: Boundary,
     target_specs: Boundary,
-    device: Device,
+    devices: Sequence[Device],
     optimizer: OptimizerSettings,
-) -> dict[str, Any]:
+) -> list[dict[str, Any]]:
     """Runs one layer without graph, with graph, backward, and with a split backward."""
     for parameter in trainable(layer):  # beforehand, so that the backward's peak includes only temporary tensors
         parameter.grad = torch.empty_like(parameter)
     host, is_bf16 = torch.device("cpu"), optimizer.precision == "bf16"
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in boundary)
     targets = tuple(spec.empty(host) for spec in target_specs)
-    op_cost = OpCostMode(device.product_rate(optimizer.precision), device.bandwidth, device.launch_s)
+    op_cost = OpCostMode()
 
     def run() -> Tensors:
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
@@ -124,16 +136,12 @@ def _estimate(
         starts, gradients = _backward(outputs)
         with op_cost.phase() as backward:
             torch.autograd.backward(starts, gradients)
-        weight_s, deferred_bytes = _deferred(layer, inputs, run, op_cost)
-    sizes, frozen = [parameter.numel() for parameter in trainable(layer)], frozen_values(layer)
-    return {
-        "update_s": _UPDATE_TRAFFIC[optimizer.name] * sum(sizes) / device.bandwidth,
-        "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(sizes, default=0),
-        "parameters": sum(sizes) + frozen,
+        weight, deferred_bytes = _deferred(layer, inputs, run, op_cost)
+    values, frozen = [parameter.numel() for parameter in trainable(layer)], frozen_values(layer)
+    sizes = {
+        "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(values, default=0),
+        "parameters": sum(values) + frozen,
         "frozen": frozen,
-        "forward_s": forward.seconds,
-        "recompute_s": graph.seconds,
-        "backward_s": backward.seconds,
         "forward_flops": graph.flops,
         "backward_flops": backward.flops,
         "activation_bytes": max(0, graph.change),
@@ -142,13 +150,22 @@ def _estimate(
         "backward_peak_bytes": backward.peak,
         "cast_bytes": first_forward.change,
         "recorded_bytes": recorded_bytes(layer),
-        "weight_grad_s": min(weight_s, backward.seconds),
         "deferred_bytes": deferred_bytes,
     }
+    phases = {"forward_s": forward, "recompute_s": graph, "backward_s": backward, "weight_grad_s": weight}
+    update_bytes = _UPDATE_TRAFFIC[optimizer.name] * sum(values)
+    return [sizes | _seconds_on(device, optimizer.precision, phases, update_bytes) for device in devices]
 
 
-def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_cost: OpCostMode) -> tuple[float, int]:
-    """Returns the seconds of deferrable weight gradients, and the bytes held until then."""
+def _seconds_on(device: Device, precision: str, phases: dict[str, Phase], update_bytes: int) -> dict[str, float]:
+    """Returns the seconds of a layer's phases and of its update, which reads and writes ``update_bytes``."""
+    found = {name: phase.seconds(device, precision) for name, phase in phases.items()}
+    weight_grad_s = min(found["weight_grad_s"], found["backward_s"])
+    return found | {"weight_grad_s": weight_grad_s, "update_s": update_bytes / device.bandwidth}
+
+
+def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_cost: OpCostMode) -> tuple[Phase, int]:
+    """Returns the phase of deferrable weight gradients, and the bytes held until then."""
     weight_grads = WeightGradStore(with_deferrable_linears(layer))
     for tensor in inputs:
         tensor.grad = None
@@ -159,7 +176,7 @@ def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_
     with op_cost.phase() as second_part:
         for grad in deferred:
             grad.add()
-    return second_part.seconds, max(0, first_part.change)
+    return second_part, max(0, first_part.change)
 
 
 def _distinct(results: Tensor | Tensors) -> Tensors:
@@ -173,36 +190,47 @@ def _backward(outputs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
     return differentiable, [torch.empty_like(output) for output in differentiable]
 
 
+class Operator(NamedTuple):
+    """The work of one operator."""
+
+    model_flops: int
+    """``suite.pipeline.planning.flops``."""
+    hardware_flops: int
+    traffic_bytes: int
+    """Its inputs and outputs."""
+    starts_kernel: bool
+
+
 @dataclass
 class Phase(MemoryUse):
-    """What the operators in a context of ``OpCostMode.phase`` cost; known at its end."""
+    """The operators in a context of ``OpCostMode.phase``, and their memory; known at its end."""
 
-    seconds: float = 0.0
-    flops: int = 0
-    """Model operations (``suite.pipeline.planning.flops``)."""
+    operators: Sequence[Operator] = ()
+
+    @property
+    def flops(self) -> int:
+        """Model operations."""
+        return sum(operator.model_flops for operator in self.operators)
+
+    def seconds(self, device: Device, precision: str) -> float:
+        """Returns the seconds of the slower of a device and its host. The device sums over operators the slower of two:
+        matrix products at its rate, or tensors at its bandwidth. The host starts one operator after the other."""
+        rate = device.product_rate(precision)
+        device_s = sum(
+            max(each.hardware_flops / rate, each.traffic_bytes / device.bandwidth) for each in self.operators
+        )
+        return max(device_s, device.launch_s * sum(each.starts_kernel for each in self.operators))
 
 
 class OpCostMode(TorchDispatchMode):
-    """A mode that counts the cost of operators.
+    """A mode that records operators since ``settle``, and ``alive`` and ``peak``: bytes of the tensors created under
+    the mode that are alive now, and their peak."""
 
-    ``seconds``, ``flops``
-        of the operators since ``settle``. Seconds are those of the slower of the device and its host. The device sums
-        over operators the slower of two: matrix products at ``product_rate`` operations a second, or tensors at
-        ``bandwidth`` bytes a second. The host starts each operator in ``launch_s``;
-    ``alive``, ``peak``
-        bytes of the tensors created under the mode that are alive now, and their peak.
-    """
-
-    def __init__(self, product_rate: float, bandwidth: float, launch_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._product_rate, self._bandwidth, self._launch_s = product_rate, bandwidth, launch_s
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._device_s = self._host_s = 0.0
-        self.alive = self.peak = self.flops = 0
-
-    @property
-    def seconds(self) -> float:
-        return max(self._device_s, self._host_s)
+        self.operators: list[Operator] = []
+        self.alive = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -211,7 +239,7 @@ class OpCostMode(TorchDispatchMode):
         before = {_storage(tensor) for tensor in inputs}
         made = [tensor for tensor in outputs if _storage(tensor) not in before]
         if made or (outputs and func._schema.is_mutable):  # others return views
-            self._time(func, (*inputs, *outputs), args, kwargs, out)
+            self._record(func, (*inputs, *outputs), args, kwargs, out)
         for tensor in made:
             storage = tensor.untyped_storage()
             self._live[_storage(tensor)] = StorageWeakRef(storage), storage.nbytes()
@@ -220,9 +248,8 @@ class OpCostMode(TorchDispatchMode):
         return out
 
     def settle(self) -> None:
-        """Removes freed tensors, and resets the peak and the seconds."""
-        self._device_s = self._host_s = 0.0
-        self.peak = self.flops = 0
+        """Removes freed tensors, and resets the peak and the operators."""
+        self.peak, self.operators = 0, []
         self._count_alive()
 
     @contextmanager
@@ -231,17 +258,14 @@ class OpCostMode(TorchDispatchMode):
         self.settle()
         start, phase = self.alive, Phase()
         yield phase
-        phase.seconds, phase.flops, phase.peak = self.seconds, self.flops, self.peak - start
+        phase.operators, phase.peak = self.operators, self.peak - start
         self.settle()
         phase.change = self.alive - start
 
-    def _time(self, func: Any, tensors: Iterable[Tensor], args: Any, kwargs: Any, out: Any) -> None:
-        traffic = sum(tensor.nbytes for tensor in tensors)
-        model_flops, hardware_flops = op_flops(func, args, kwargs, out)
-        self.flops += model_flops
-        self._device_s += max(hardware_flops / self._product_rate, traffic / self._bandwidth)
-        if not func.__name__.startswith("empty"):  # these start no kernel
-            self._host_s += self._launch_s
+    def _record(self, func: Any, tensors: Iterable[Tensor], args: Any, kwargs: Any, out: Any) -> None:
+        is_empty = func.__name__.startswith("empty")  # these start no kernel
+        traffic_bytes = sum(tensor.nbytes for tensor in tensors)
+        self.operators.append(Operator(*op_flops(func, args, kwargs, out), traffic_bytes, not is_empty))
 
     def _count_alive(self) -> None:
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}

@@ -22,7 +22,7 @@ from suite.pipeline.planning.devices import GIB, Machine, p2p_communicators
 from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, CellBound, MemoryModel
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
 from suite.pipeline.planning.policies import CellsProblem
-from suite.pipeline.planning.simulate import cell_costs
+from suite.pipeline.planning.simulate import CellCost, cell_costs
 from suite.pipeline.planning.stage_bytes import CellBytes, largest_rows, peak_bytes, peak_terms
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 from suite.pipeline.schedule.action import Action, Schedule
@@ -68,8 +68,6 @@ class MemoryFit:
         self.flow = self.schedule_config.flow_control(pipeline.stages)
         self._count = pipeline.stages * pipeline.virtual_stages
         """The number of cells."""
-        with as_plan_error():
-            self._schedule = self.schedule_config.build(pipeline.stages, pipeline.micro_batches)
         each = problem.bytes_per_parameter
         gradient_bytes = GRADIENT_BYTES if each >= 2 * GRADIENT_BYTES else 0  # weight and gradient
         self._memory = MemoryModel(costs, pipeline.micro_batches, each, gradient_bytes)
@@ -79,6 +77,11 @@ class MemoryFit:
         recomputes = with_recompute.remat != "never"
         self._seconds = [cost.recompute_s + cost.backward_s + cost.forward_s * recomputes for cost in costs]
         """What each layer adds to its stage for each micro-batch."""
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        with as_plan_error():
+            return self.schedule_config.build(self.pipeline.stages, self.pipeline.micro_batches)
 
     def cells(self, limit_bytes: int) -> list[range]:
         """Returns the cells of ``layers_per_cell``, or the most even ones that fit. Raises PlanError with every stage
@@ -121,10 +124,13 @@ class MemoryFit:
     def cells_problem(self, ranges: Sequence[range]) -> CellsProblem:
         """Returns the problem of scheduling these cells."""
         machine, pipeline = self.machine, self.pipeline
-        reduce_s = machine.reduce_s_per_byte(pipeline.replicas)
-        costs = cell_costs(self.problem.costs, ranges, self.placement, machine.link, reduce_s)
         memory = self.stage_bytes(ranges), machine.memory_limit_bytes, machine.transport, pipeline.remat != "never"
-        return CellsProblem(self.placement, pipeline.micro_batches, costs, machine.link, *memory)
+        return CellsProblem(self.placement, pipeline.micro_batches, self.cell_costs(ranges), machine.link, *memory)
+
+    def cell_costs(self, ranges: Sequence[range]) -> list[CellCost]:
+        """Returns the cost of each cell."""
+        reduce_s = self.machine.reduce_s_per_byte(self.pipeline.replicas)
+        return cell_costs(self.problem.costs, ranges, self.placement, self.machine.link, reduce_s)
 
     def pairs(self, ranges: Sequence[range]) -> list[CellPair]:
         """Returns the pairs of cells that exchange messages."""
@@ -194,9 +200,8 @@ class MemoryFit:
         furthest_end = self._bound.furthest_end(self._cell_limit_bytes(limit_bytes) - self._process_bytes)
         try:
             return cell_ranges(self.lightest_partition(furthest_end), len(self.problem.costs))
-        except PlacementError as error:
-            fault = self._too_large_fault(limit_bytes, furthest_end, lightest)
-            raise PlanError([fault or str(error)]) from None
+        except PlacementError:
+            raise PlanError([self._too_large_fault(limit_bytes, furthest_end, lightest)]) from None
 
     @cached_property
     def _bound(self) -> CellBound:
@@ -217,9 +222,9 @@ class MemoryFit:
     def _process_bytes(self) -> int:
         return self.machine.process_bytes + UNCOUNTED_BYTES
 
-    def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str | None:
-        """Returns an error for a layer that does not fit alone, or else for the worst cell of the most even partition;
-        None if neither is too large."""
+    def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str:
+        """Returns an error for a layer that does not fit alone, or else for the worst cell of the most even partition,
+        or for a layer that fits, but not as the first of a cell."""
         virtual_stages, limit_gib = self.pipeline.virtual_stages, self._cell_limit_bytes(limit_bytes) / GIB
         room = f"the device has {self._in_gib(limit_bytes)}"
         if virtual_stages > 1:
@@ -235,11 +240,12 @@ class MemoryFit:
             worst = max(alone, key=alone.__getitem__)
             others = f", and {len(alone) - 1} other layers do not fit either" if len(alone) > 1 else ""
             return f"layer {worst} alone needs {alone[worst]:.2f} GiB, {room}{others}"
-        if fewest <= self._count:  # a layer fits inside a cell, but not as its first
-            return None
+        if fewest <= self._count:
+            first = next(at for at, end in enumerate(furthest_end) if end == at)
+            none_fits = f"no cut of {len(furthest_end)} layers into {self._count} cells fits"
+            why = f"layer {first} does not fit as the first of a cell, whose inputs are saved too"
+            return f"{none_fits}, because {why}; use fewer stages, down to {-(-fewest // virtual_stages)}"
         over = {k: gib for k, cell in enumerate(lightest) if (gib := need(cell[0], cell[-1] + 1)) > limit_gib}
-        if not over:
-            return None
         worst = max(over, key=over.__getitem__)
         others = f", and {len(over) - 1} other stages too much as well" if len(over) > 1 else ""
         part = "stage" if virtual_stages == 1 else "cell"

@@ -10,8 +10,6 @@ exactly 1, 2, ... K cells can end. If a bound is feasible, the upper limit becom
 found; if not, the lower limit becomes the smallest cost of a cell above the bound. Both are costs of real cells, so the
 result is exact. Then single cuts are moved to make neighbouring cells more even, which ends at a local optimum of the
 variance.
-
-``MemoryFit`` (``fit.py``) calls it, and decides whether cells must fit.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ def partition(costs: Sequence[float], stages: int, furthest_end: Sequence[int] |
     )
     cut = _lightest_ends(prefix, furthest, stages)
     if cut is None:
-        raise PlacementError(_explain_no_fit(furthest.tolist(), stages))
+        raise PlacementError(f"no cut of {layers} layers into {stages} cells fits")
     return np.diff(_balance(cut, prefix, furthest)).tolist()
 
 
@@ -125,23 +123,6 @@ def _check_arguments(costs: Sequence[float], stages: int) -> None:
     bad = [f"layer {j} has {cost}" for j, cost in enumerate(costs) if not (math.isfinite(cost) and cost >= 0)]
     if bad:
         raise SettingError(f"layer costs must be finite and not negative; {_first(bad, layers)}")
-    if not math.isfinite(2 * sum(map(float, costs))):
-        raise SettingError(f"the costs of {layers} layers add up to more than half a float64 holds; use a larger unit")
-
-
-def _explain_no_fit(furthest_end: Sequence[int], stages: int) -> str:
-    layers, fewest = len(furthest_end), fewest_stages(furthest_end)
-    alone = [str(j) for j, end in enumerate(furthest_end) if end <= j]
-    noun, verb = ("layer", "does") if len(alone) == 1 else ("layers", "do")
-    too_large = f"{noun} {_first(alone, layers)} alone {verb} not fit the device"
-    if fewest is None:
-        return f"{too_large}, so no number of stages is enough; use smaller layers or a device with more memory"
-    none_fits = f"no cut of {layers} layers into {stages} stages fits"
-    if fewest > stages:
-        return f"{none_fits}; {fewest} stages are the fewest that do"
-    # With enough stages, and each layer fitting alone, any cell of several layers could give up its last one.
-    first = f"{noun} {_first(alone, layers)} {verb} not fit as the first of a cell, whose inputs are saved too"
-    return f"{none_fits}, because {first}; use fewer stages, down to {fewest}"
 
 
 def _first(items: Sequence[str], layers: int, shown: int = 5) -> str:

@@ -43,11 +43,6 @@ class Placement:
         return [node.id for node in self.nodes]
 
     @property
-    def replicas(self) -> int:
-        """R."""
-        return len(self.nodes) // self.stages
-
-    @property
     def cuts(self) -> frozenset[int]:
         """The cuts k, from stage k to k + 1, at which a replica continues on another node."""
         return frozenset(rank % self.stages for rank in self._crossings)
@@ -69,12 +64,13 @@ class Placement:
     def lines(self) -> Iterator[str]:
         """Yields the placement as text, a line a replica; of many replicas, the first ones and the count."""
         used, crossings = len({node.id for node in self.nodes}), len(self._crossings)
-        links = self.replicas * (self.stages - 1)
+        replicas = len(self.nodes) // self.stages
+        links = replicas * (self.stages - 1)
         yield (
             f"  placed on {used} node{'s' * (used > 1)}; {links - crossings} of {links} links between "
             "stages lie inside a node"
         )
-        for replica in range(min(self.replicas, 8)):
+        for replica in range(min(replicas, 8)):
             row = list(enumerate(self.nodes[replica * self.stages : (replica + 1) * self.stages]))
             parts = []
             for _, group in groupby(row, key=lambda entry: entry[1].id):
@@ -83,8 +79,8 @@ class Placement:
                 stages = f"stage {first}" if first == last else f"stages {first}-{last}"
                 parts.append(f"{stages} on {same_node[0][1].name}")
             yield f"  replica {replica}: {', '.join(parts)}"
-        if self.replicas > 8:
-            yield f"  and {self.replicas - 8} more replicas"
+        if replicas > 8:
+            yield f"  and {replicas - 8} more replicas"
 
 
 def place(nodes: Sequence[Node], stages: int, replicas: int) -> Placement:

@@ -9,11 +9,13 @@ plan can be compared with its trace.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 
 from suite.errors import PlanError, SettingError
@@ -22,13 +24,13 @@ from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import MemoryFit, Problem, as_plan_error
 from suite.pipeline.planning.lower_bound import lower_bound_s
 from suite.pipeline.planning.policies import CellsProblem
-from suite.pipeline.planning.simulate import CellCost, cell_costs, simulate
+from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.schedule.action import Schedule
 from suite.pipeline.schedule.auto import candidates, least_candidates
 from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
 from suite.pipeline.schedule.csv_file import recomputes
 from suite.pipeline.schedule.timeline import Timeline
-from suite.settings import PipelineSettings, ScheduleName
+from suite.settings import PipelineSettings
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,31 @@ class CellPlan:
 
 @dataclass(frozen=True)
 class Alternative:
-    """A schedule that the settings allow: what a plan of it takes, or why it does not fit."""
+    """A schedule that the settings allow: what a plan of it takes, or why it does not fit. The plan itself is not kept:
+    large ones have a million actions."""
 
-    schedule: ScheduleName
-    virtual_stages: int
-    step_s: float = 0.0
+    pipeline: PipelineSettings
+    fault: str = ""
+    """Empty if it fits."""
+    step_s: float = math.inf
+    layers_per_cell: tuple[int, ...] = ()
     peak_bytes: int = 0
     """The peak of the largest stage."""
     recomputes: tuple[int, int] = (0, 0)
     """As in ``Plan``."""
-    fault: str = ""
-    """Empty if it fits."""
 
     @staticmethod
     def of(pipeline: PipelineSettings, outcome: Plan | PlanError) -> Alternative:
         """Returns the alternative of a planned schedule, or of one that does not fit."""
-        name = pipeline.schedule, pipeline.virtual_stages
         if isinstance(outcome, PlanError):
-            return Alternative(*name, fault=str(outcome))
+            return Alternative(pipeline, str(outcome))
         peak_bytes = max(cell.peak_bytes for cell in outcome.cells)
-        return Alternative(*name, outcome.step_s, peak_bytes, outcome.recomputes)
+        return Alternative(pipeline, "", outcome.step_s, outcome.layers_per_cell, peak_bytes, outcome.recomputes)
 
     def is_of(self, pipeline: PipelineSettings) -> bool:
         """Whether it is the schedule of these settings."""
-        return (self.schedule, self.virtual_stages) == (pipeline.schedule, pipeline.virtual_stages)
+        own = self.pipeline
+        return (own.schedule, own.virtual_stages) == (pipeline.schedule, pipeline.virtual_stages)
 
 
 @dataclass(frozen=True)
@@ -79,17 +82,23 @@ class Plan:
 
     cells: tuple[CellPlan, ...]
     """In the order of the model; most schedules have one cell per stage."""
-    pipeline: PipelineSettings
-    """As requested, with ``auto`` resolved."""
+    problem: Problem
+    """As posed, with ``auto`` resolved."""
     schedule_config: ScheduleConfig
     schedule: Schedule
-    machine: Machine
     timeline: Timeline
-    lower_bound_s: float
-    """A bound of the step of any schedule of these cells. Gradients are reduced over replicas after the
-    backwards, as in ``simulate``; a run overlaps them."""
+    cells_problem: CellsProblem
+    """That of scheduling these cells."""
     alternatives: tuple[Alternative, ...] = ()
     """The schedules that the settings allow, the plan's own among them; empty until they are compared."""
+
+    @property
+    def pipeline(self) -> PipelineSettings:
+        return self.problem.pipeline
+
+    @property
+    def machine(self) -> Machine:
+        return self.problem.machine
 
     @property
     def layers_per_cell(self) -> tuple[int, ...]:
@@ -102,6 +111,12 @@ class Plan:
             return self.timeline.seconds
         busy = sum(self.timeline.busy(stage) for stage in range(len(self.timeline.rows)))
         return max(self.timeline.seconds, busy * self.pipeline.replicas / self.machine.cores)
+
+    @cached_property
+    def lower_bound_s(self) -> float:
+        """A bound of the step of any schedule of these cells. Gradients are reduced over replicas after the backwards,
+        as in ``simulate``; a run overlaps them."""
+        return step_lower_bound_s(self.cells_problem, lower_bound_s(self.cells_problem), self.problem)
 
     @property
     def cell_to_stage(self) -> tuple[int, ...]:
@@ -132,8 +147,7 @@ def make_plan(problem: Problem) -> Plan:
     plans = [outcome for outcome in outcomes if isinstance(outcome, Plan)]
     if not plans:
         of_least = [outcome for outcome in outcomes_of(least) if isinstance(outcome, Plan)]
-        asked = {"remat": pipeline.remat}
-        plans = [replace(plan, pipeline=plan.pipeline.model_copy(update=asked)) for plan in of_least]
+        plans = [replace(plan, problem=plan.problem.with_pipeline(remat=pipeline.remat)) for plan in of_least]
     if not plans:
         raise next(outcome for outcome in outcomes if isinstance(outcome, PlanError))
     fastest = min(plans, key=lambda plan: plan.step_s)  # of equals the first, which is the simplest
@@ -144,20 +158,17 @@ def make_plan(problem: Problem) -> Plan:
     return replace(fastest, alternatives=tuple(alternatives))
 
 
-def retimed_step_s(plan: Plan, costs: Sequence[LayerCost], machine: Machine) -> float:
+def retimed_step_s(plan: Plan, costs: Sequence[LayerCost]) -> float:
     """Returns the seconds of a plan's step if its layers have other costs: the same cells and schedule."""
-    pipeline, ranges = plan.pipeline, [range(cell.begin, cell.end) for cell in plan.cells]
-    placement = plan.schedule_config.placement(pipeline.stages)
-    reduce_s = machine.reduce_s_per_byte(pipeline.replicas)
-    new_costs = cell_costs(costs, ranges, placement, machine.link, reduce_s)
-    timeline = _simulated(plan.schedule, plan.schedule_config, new_costs, pipeline.replicas, machine)
-    return replace(plan, timeline=timeline).step_s
+    ranges = [range(cell.begin, cell.end) for cell in plan.cells]
+    new_costs = MemoryFit(replace(plan.problem, costs=costs)).cell_costs(ranges)
+    return replace(plan, timeline=_simulated(plan.schedule, plan.schedule_config, new_costs, plan.problem)).step_s
 
 
 def _simulated(
-    schedule: Schedule, schedule_config: ScheduleConfig, costs: Sequence[CellCost], replicas: int, machine: Machine
+    schedule: Schedule, schedule_config: ScheduleConfig, costs: Sequence[CellCost], problem: Problem
 ) -> Timeline:
-    stages = len(schedule)
+    stages, machine, replicas = len(schedule), problem.machine, problem.pipeline.replicas
     flow, cell_to_stage = schedule_config.flow_control(stages), schedule_config.cell_to_stage(stages)
     return simulate(schedule, costs, machine.link, flow, cell_to_stage, machine.norm_all_reduce_s(stages * replicas))
 
@@ -243,7 +254,7 @@ def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleC
     with as_plan_error():
         schedule = schedule_config.build(*size)
         try:
-            timeline = _simulated(schedule, schedule_config, cells_problem.costs, pipeline.replicas, machine)
+            timeline = _simulated(schedule, schedule_config, cells_problem.costs, fit.problem)
         except SettingError:
             replace(schedule_config, pairs=pairs).actions(*size)  # says what is wrong with it
             raise
@@ -259,18 +270,17 @@ def assemble(fit: MemoryFit, ranges: Sequence[range], schedule_config: ScheduleC
         )
         for at, cell in enumerate(ranges)
     )
-    bound = step_lower_bound_s(cells_problem, pipeline.replicas, machine)
-    return Plan(cells, pipeline, schedule_config, schedule, machine, timeline, bound)
+    return Plan(cells, fit.problem, schedule_config, schedule, timeline, cells_problem)
 
 
-def step_lower_bound_s(problem: CellsProblem, replicas: int, machine: Machine) -> float:
-    """Returns a lower bound in seconds for a step with any schedule of these cells, the update included; where workers
-    share cores, at least their work over the cores."""
-    updates = [sum(problem.costs[cell].update_s for cell in own) for own in problem.own]
-    bound = lower_bound_s(problem)
+def step_lower_bound_s(cells: CellsProblem, least_s: float, problem: Problem) -> float:
+    """Returns a lower bound in seconds for a step with any schedule of these cells, the update included, from the bound
+    ``least_s`` without it; where workers share cores, at least their work over the cores."""
+    machine, replicas = problem.machine, problem.pipeline.replicas
+    updates = [sum(cells.costs[cell].update_s for cell in own) for own in cells.own]
     if any(updates):
-        bound += machine.norm_all_reduce_s(len(updates) * replicas) + max(updates)
+        least_s += machine.norm_all_reduce_s(len(updates) * replicas) + max(updates)
     if machine.cores is None:
-        return bound
-    work = problem.micro_batches * sum(sum(cost.least_seconds) for cost in problem.costs) + sum(updates)
-    return max(bound, work * replicas / machine.cores)
+        return least_s
+    work = cells.micro_batches * sum(sum(cost.least_seconds) for cost in cells.costs) + sum(updates)
+    return max(least_s, work * replicas / machine.cores)

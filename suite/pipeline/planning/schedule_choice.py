@@ -5,7 +5,7 @@ placements of the cells -> for each, cuts of the layers -> policies in each stag
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from suite.pipeline.planning.fit import MemoryFit, Problem
@@ -41,11 +41,11 @@ def search_schedule(plan: Plan, problem: Problem) -> Plan:
     if pipeline.schedule != "auto" or pipeline.remat not in SEARCHED_REMAT or pipeline.stages == 1:
         return plan
     searches, step_s = [], plan.step_s
-    for fit, ranges in _cuts(problem):
+    for fit, ranges in _cuts(plan.alternatives, problem):
         cells_problem = fit.cells_problem(ranges)
-        least_s = step_lower_bound_s(cells_problem, pipeline.replicas, problem.machine)
-        if least_s < (1 - LEAST_GAIN) * step_s:
-            search = Search(cells_problem, (1 + LEAST_GAIN) * lower_bound_s(cells_problem))
+        least_s = lower_bound_s(cells_problem)
+        if step_lower_bound_s(cells_problem, least_s, problem) < (1 - LEAST_GAIN) * step_s:
+            search = Search(cells_problem, (1 + LEAST_GAIN) * least_s)
             search.try_family()
             if search.best is not None:
                 searches.append((search, fit, ranges))
@@ -61,28 +61,30 @@ def search_schedule(plan: Plan, problem: Problem) -> Plan:
     assert all(cell.peak_bytes <= problem.machine.memory_limit_bytes for cell in best.cells), "bytes are counted"
     if best.step_s >= plan.step_s:
         return plan
-    best = replace(best, pipeline=fit.pipeline.model_copy(update=searched))
-    named = [each for each in plan.alternatives if each.schedule != "search"]
+    best = replace(best, problem=fit.problem.with_pipeline(**searched))
+    named = [each for each in plan.alternatives if each.pipeline.schedule != "search"]
     return replace(best, alternatives=(*named, Alternative.of(best.pipeline, best)))
 
 
-def _cuts(problem: Problem) -> Iterator[tuple[MemoryFit, list[range]]]:
+def _cuts(planned: Sequence[Alternative], problem: Problem) -> Iterator[tuple[MemoryFit, list[range]]]:
     """Yields the cuts of the layers to try: for each placement of the cells those of the fastest named schedule, of the
-    least memory, and of even stages."""
+    least memory, and of even stages. Schedules that are ``planned`` are not planned again."""
     layers, by_hand = len(problem.costs), problem.pipeline.layers_per_cell
     for settings in _by_placement(problem.pipeline, layers):
         fit = MemoryFit(replace(problem, pipeline=settings[0]))
         if by_hand is not None:
             yield fit, cell_ranges(by_hand, layers)
             continue
-        fitting: list[Plan] = []
+        fitting: list[Alternative] = []
         for candidate in settings:
             if candidate.schedule == "search" and fitting:
                 break  # one micro-batch at a time: only where nothing else fits
-            outcome = try_schedule(replace(problem, pipeline=candidate))
-            fitting += [outcome] if isinstance(outcome, Plan) else []
+            found = next((each for each in planned if each.is_of(candidate)), None) or Alternative.of(
+                candidate, try_schedule(replace(problem, pipeline=candidate))
+            )
+            fitting += [] if found.fault else [found]
         keeping = MemoryFit(fit.problem.with_pipeline(remat="never"))
-        cuts = [plan.layers_per_cell for plan in sorted(fitting, key=lambda plan: plan.step_s)[:1]]
+        cuts = [each.layers_per_cell for each in sorted(fitting, key=lambda each: each.step_s)[:1]]
         cuts += [keeping.lightest_partition(), keeping.partition_with_even_stages()]
         for lengths in dict.fromkeys(cuts):
             yield fit, cell_ranges(lengths, layers)

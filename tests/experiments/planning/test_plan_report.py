@@ -134,7 +134,7 @@ def between_1f1b_and_fill_drain(work: TranslationExperiment) -> Cluster:
     """Returns devices on which 1F1B keeps all its activations and fill-drain does not."""
     kept = work.with_settings("pipeline.remat=never")
     rows = plan_request(kept, ROOMY, estimated_costs).plan.alternatives
-    peaks = {row.schedule: row.peak_bytes for row in rows if row.virtual_stages == 1}
+    peaks = {row.pipeline.schedule: row.peak_bytes for row in rows if row.pipeline.virtual_stages == 1}
     assert peaks["1f1b"] < peaks["fill_drain"]
     return Cluster(8, int((peaks["1f1b"] + peaks["fill_drain"]) / 2 / 0.95), "gpu")
 
@@ -144,11 +144,12 @@ def test_the_slowest_schedule_by_name_stands_beside_the_faster_ones() -> None:
     work = translation("pipeline.stages=2 pipeline.remat=auto pipeline.micro_batches=32")
     cluster = between_1f1b_and_fill_drain(work)
     rows = [row for row in plan_request(work, cluster, estimated_costs).plan.alternatives if not row.fault]
-    assert {row.schedule: row.recomputes[0] > 0 for row in rows if row.virtual_stages == 1} == {
+    assert {row.pipeline.schedule: row.recomputes[0] > 0 for row in rows if row.pipeline.virtual_stages == 1} == {
         "fill_drain": True, "1f1b": False, "zero_bubble": False,
     }  # fmt: skip
     slowest = max(rows, key=lambda row: row.step_s)
-    named = f"pipeline.schedule={slowest.schedule} pipeline.virtual_stages={slowest.virtual_stages}"
+    chosen = slowest.pipeline
+    named = f"pipeline.schedule={chosen.schedule} pipeline.virtual_stages={chosen.virtual_stages}"
     planned = plan_request(work.with_settings(named), cluster, estimated_costs)
     assert planned.step_s == slowest.step_s > min(row["step_s"] for row in planned.as_dict()["schedules"])
 
@@ -159,7 +160,7 @@ def test_a_schedule_of_given_cells_is_compared_with_those_of_as_many() -> None:
     planned = plan_request(
         translation(f"{settings} pipeline.schedule=zbv pipeline.virtual_stages=2"), ROOMY, estimated_costs
     )
-    assert {alternative.virtual_stages for alternative in planned.plan.alternatives} == {2}
+    assert {alternative.pipeline.virtual_stages for alternative in planned.plan.alternatives} == {2}
     assert not [line for line in planned.lines() if "do not fit" in line]
 
 
@@ -206,7 +207,7 @@ def test_an_estimated_plan_tells_its_hours_as_an_interval_and_a_measured_one_as_
     assert " to " in last.partition("(")[0]
 
     def measured(work: Measurable, cluster: Cluster) -> LayerCosts:
-        return replace(estimated_costs(work, cluster), measured=True, device=None)
+        return replace(estimated_costs(work, cluster), measured=True, device=None, at_extremes=())
 
     planned = plan_request(work, cluster, measured)
     assert planned.as_dict()["hours_interval"] is None

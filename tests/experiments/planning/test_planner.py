@@ -133,7 +133,7 @@ def test_a_plan_has_room_for_the_batches_of_adafactor() -> None:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    with OpCostMode(1.0, 1.0) as walked:
+    with OpCostMode() as walked:
         optimizer.step()
     costs = try_plan(work, LAPTOP, estimated_costs).problem.costs
     assert 0 < walked.peak <= max(cost.update_peak_bytes for cost in costs)

@@ -36,6 +36,8 @@ NOTES = (
     "and ZB-1P where F = B = W), (K - 1)(F + B - W); 2405.15362 for the others, for large M and without the K - 1 "
     "units.",
     "The last four of each K and M are schedules of torch.distributed.pipelining 2.13.",
+    "Messages in flight are limited as in a run (suite/pipeline/schedule/flow_control.py). InterleavedZeroBubble "
+    "waits for that with K = 8 and 16: without a limit it is idle for K - 1 units.",
 )
 TORCHS = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 

@@ -210,7 +210,7 @@ def test_a_large_gradient_is_not_copied_and_small_ones_are_within_the_bytes_plan
         parameters = parameters_of(draw([shape] * 11, 12))
         optimizer = Adafactor(parameters)
         walk(optimizer, parameters, [draw([shape] * 11, 13)])
-        with OpCostMode(1.0, 1.0) as walked:
+        with OpCostMode() as walked:
             optimizer.step()
         assert most / 2 < walked.peak <= most + 8 * sum(shape) * 5 + 4096
 

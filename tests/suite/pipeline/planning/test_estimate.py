@@ -352,8 +352,13 @@ def resident():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def device_of(product_rate, bandwidth, launch_s=0.0):
+    rates = {"fp32": product_rate, "bandwidth": bandwidth, "launch_s": launch_s, "efficiency": 1.0}
+    return replace(DEVICES["TPUv3"], **rates)
+
+
 def test_the_meter_weighs_what_stands():
-    op_cost = OpCostMode(product_rate=1.0, bandwidth=4.0)
+    op_cost = OpCostMode()
     with FakeTensorMode():
         given = torch.empty(1_000)
         with op_cost:
@@ -366,11 +371,11 @@ def test_the_meter_weighs_what_stands():
             c = b[:500] + 1
             assert (op_cost.alive, op_cost.peak) == (6_000, 8_000)
             c.add_(1)
-            # read and write: two of 1,000 numbers, then two of 500, at 4 bytes a second
-            assert op_cost.seconds == 2 * (1_000 + 1_000) + 2 * (500 + 500)
+            # read and write: two of 1,000 numbers, then two of 500
+            assert [each.traffic_bytes for each in op_cost.operators] == [8_000, 8_000, 4_000, 4_000]
             del b
             op_cost.settle()
-            assert op_cost.seconds == 0
+            assert op_cost.operators == []
             assert (op_cost.alive, op_cost.peak) == (6_000, 6_000)  # the view still holds it
             del view
             op_cost.settle()
@@ -378,24 +383,32 @@ def test_the_meter_weighs_what_stands():
 
 
 def test_the_meter_counts_the_operations_of_products():
-    op_cost = OpCostMode(product_rate=1.0, bandwidth=INFINITY)
     with FakeTensorMode():
         left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 2)
-        with op_cost:
+        with OpCostMode() as op_cost, op_cost.phase() as phase:
             left @ right
             left.relu().sum()
-    assert op_cost.seconds == 2 * 5 * 7 * 3 * 2
+    assert phase.flops == phase.seconds(device_of(1.0, INFINITY), "fp32") == 2 * 5 * 7 * 3 * 2
+
+
+def test_a_device_is_as_slow_as_its_products_or_its_memory():
+    with FakeTensorMode():
+        left, right = torch.empty(5, 7), torch.empty(7, 2)
+        with OpCostMode() as op_cost, op_cost.phase() as phase:
+            left @ right  # 140 operations; 4 * (35 + 14 + 10) bytes
+            left.relu()  # 4 * (35 + 35) bytes
+    assert phase.seconds(device_of(2.0, 1.0), "fp32") == 236 + 280
+    assert phase.seconds(device_of(1.0, 4.0), "fp32") == 140 + 70
 
 
 @pytest.mark.parametrize(("launch_s", "seconds"), [(30.0, 210.0), (40.0, 240.0), (0.0, 210.0)])
 def test_a_device_waits_for_its_host_where_operators_are_small(launch_s, seconds):
-    op_cost = OpCostMode(product_rate=1.0, bandwidth=INFINITY, launch_s=launch_s)
-    with FakeTensorMode(), op_cost:
+    with FakeTensorMode(), OpCostMode() as op_cost, op_cost.phase() as phase:
         left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 1)
         product = left @ right  # 210 operations
         for _ in range(5):
             product.view(35).relu()  # a view starts nothing, nor did the empty tensors
-    assert op_cost.seconds == seconds
+    assert phase.seconds(device_of(1.0, INFINITY, launch_s), "fp32") == seconds
 
 
 @pytest.mark.parametrize("name", sorted(DEVICES))

@@ -264,8 +264,6 @@ def test_costs_that_are_not_finite_are_refused_and_all_named():
         partition([float("nan"), float("inf"), 3, -1], 2)
     with pytest.raises(SettingError, match=r"layer 4 has nan and 5 more \(10 of 10 layers\)"):
         partition([float("nan")] * 10, 2)
-    with pytest.raises(SettingError, match="use a larger unit"):
-        partition([1e308, 5e307], 2)
 
 
 def test_a_reach_of_another_model_is_refused():
@@ -273,33 +271,10 @@ def test_a_reach_of_another_model_is_refused():
         partition([1, 2, 3], 2, [3, 3])
 
 
-def test_too_few_stages_for_the_devices_name_the_fewest_that_are_enough():
-    reach = [min(131, j + 30) for j in range(131)]
-    with pytest.raises(PlacementError) as fault:
-        partition([1.0] * 131, 2, reach)
-    assert str(fault.value) == "no cut of 131 layers into 2 stages fits; 5 stages are the fewest that do"
-    assert len(partition([1.0] * 131, 5, reach)) == 5
-
-
-@pytest.mark.parametrize(
-    ("too_large", "said"),
-    [
-        ([7], "layer 7 alone does not fit the device"),
-        ([2, 7], "layers 2 and 7 alone do not fit"),
-        ([*range(7)], r"layers 0, 1, 2, 3, 4 and 2 more \(7 of 9 layers\) alone do not fit"),
-    ],
-)
-def test_layers_that_no_device_holds_are_named(too_large, said):
-    with pytest.raises(PlacementError, match=f"^{said}.*; use smaller layers or a device with more memory"):
-        partition([1.0] * 9, 3, [j if j in too_large else j + 1 for j in range(9)])
-
-
-def test_too_many_stages_for_a_layer_that_does_not_fit_alone_are_refused():
-    with pytest.raises(
-        PlacementError,
-        match=r"into 2 stages fits, because layer 1 does not fit as the first of a cell, whose.*down to 1$",
-    ):
-        partition([1.0, 1.0], 2, [2, 1])
+@pytest.mark.parametrize("reach", [[min(9, j + 3) for j in range(9)], [j + (j != 7) for j in range(9)]])
+def test_cells_of_which_none_fit_are_refused(reach):
+    with pytest.raises(PlacementError, match="no cut of 9 layers into 2 cells fits"):
+        partition([1.0] * 9, 2, reach)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_each_schedule_that_search_finds_fits_the_memory_of_its_plan(seed):
 def peaks_of_all_cuts(problem):
     """Returns the peaks of each schedule that policies find, by its cut; checks that they fit."""
     found = []
-    for fit, ranges in _cuts(problem):
+    for fit, ranges in _cuts((), problem):
         search = Search(fit.cells_problem(ranges), 0.0)
         search.try_family()
         if search.best is not None:
