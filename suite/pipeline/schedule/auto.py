@@ -6,13 +6,14 @@ named -> where none fits, one micro-batch at a time
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.config import MIN_VIRTUAL_STAGES, pipeline_errors
 from suite.pipeline.schedule.csv_file import rows_of
 from suite.pipeline.schedule.schedules import one_by_one
-from suite.settings import PipelineSettings, ScheduleName
+from suite.settings import PipelineSettings
 
 SEARCHED_REMAT = ("auto", "never")
 """The values of ``pipeline.remat`` with which there is a search."""
@@ -21,16 +22,11 @@ SEARCHED_REMAT = ("auto", "never")
 def candidates(pipeline: PipelineSettings, layers: int) -> Iterator[PipelineSettings]:
     """Yields the settings with each schedule that they allow, the simplest first."""
     several = max(MIN_VIRTUAL_STAGES, pipeline.virtual_stages)
-    choices: tuple[tuple[ScheduleName, int], ...] = (
-        ("fill_drain", 1),
-        ("1f1b", 1),
-        ("zero_bubble", 1),
-        ("interleaved", several),
-        ("zero_bubble", several),
-        ("zbv", 2),
-        ("v_half", 2),
-        ("v_min", 2),
-    )
+    choices = [
+        *product(("fill_drain", "1f1b", "zero_bubble"), [1]),
+        *product(("interleaved", "zero_bubble"), [several]),
+        *product(("zbv", "v_half", "v_min"), [2]),
+    ]
     for name, virtual_stages in choices:
         yield from _allowed(pipeline, layers, {"schedule": name, "virtual_stages": virtual_stages})
 

@@ -130,11 +130,10 @@ def _generated(schedule: ScheduleName, stages: int, micro_batches: int, virtual_
     """Cached, because a plan needs the same schedule for its memory, its recomputes and its step."""
     if schedule in _OF_ANY_CELLS:
         return _OF_ANY_CELLS[schedule](stages, micro_batches, virtual_stages)
-    of_fixed_cells = _OF_ONE_CELL | V_SHAPED
-    if schedule in of_fixed_cells:
-        return of_fixed_cells[schedule](stages, micro_batches)
-    names = "fill_drain, 1f1b, interleaved, zero_bubble, zbv, v_half or v_min"
-    raise SettingError(f"no schedule is called {schedule!r}; use {names}")
+    generators = _OF_ONE_CELL | V_SHAPED
+    if schedule not in generators:
+        raise SettingError(f"no schedule is called {schedule!r}; use {', '.join([*generators, *_OF_ANY_CELLS])}")
+    return generators[schedule](stages, micro_batches)
 
 
 @lru_cache(maxsize=256)

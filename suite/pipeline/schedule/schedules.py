@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.action import Action, Kind, Schedule
@@ -41,7 +42,11 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> Schedule:
 
     Takes the same time as fill-drain, but stage k never holds more than K - k micro-batches.
     """
-    return _greedy(stages, micro_batches, 1, "B")
+    forwards, backwards = ([Action(kind, i) for i in range(micro_batches)] for kind in ("F", "B"))
+    return [
+        forwards[:ahead] + [each for pair in zip_longest(backwards, forwards[ahead:]) for each in pair if each]
+        for ahead in range(stages, 0, -1)
+    ]
 
 
 def interleaved(stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
