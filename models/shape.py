@@ -100,7 +100,7 @@ class LanguageModelShape:
     """Attention heads, which divide the width."""
     vocabulary: Annotated[Count, Unit("tokens")] = 32_000
     """Follows text.vocabulary."""
-    time: Annotated[Count, Unit("tokens")] = 1024
+    context_length: Annotated[Count, Unit("tokens")] = 1024
     """Follows text.length."""
     dropout: Share = 0.0
     """Dropout probability."""

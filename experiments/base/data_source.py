@@ -78,18 +78,18 @@ class PreparedSource(DataSource):
     ) -> None:
         """``settings`` are those of the data."""
         self._coord = coord
-        if coord.is_first or coord.is_last:
+        if coord.is_first or coord.has_loss:
             self._data = self.data_type(folder)
             self._batches = self.batches_type(self._data, settings, train, pipeline.replicas, pipeline.micro_batches)
 
     def batch(self, step: int) -> ReplicaBatch | None:
         if self._batches is None:
             return None
-        return self._batches.batch(step, self._coord.replica, self._coord.is_first, self._coord.is_last)
+        return self._batches.batch(step, self._coord.replica, self._coord.is_first, self._coord.has_loss)
 
     def held_out(self) -> HeldOut:
         coord = self._coord
-        own = self._batches.held_out(coord.is_first, coord.is_last) if self._batches is not None else None
+        own = self._batches.held_out(coord.is_first, coord.has_loss) if self._batches is not None else None
         return held_out_on_all(own, self.by_group)
 
 

@@ -20,7 +20,7 @@ from suite.pipeline.model.layer_copy import captured, held
 from suite.train_spec import TrainSpec
 
 SCALES = (1e-4, 1.0, 1e4)
-"""Of the gradients that a hook is tried with: a bound shows at one of them."""
+"""The scales of gradients that a hook is tried with: a bound shows at one of them."""
 
 
 def check_held(spec: TrainSpec) -> None:

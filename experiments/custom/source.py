@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class CustomSource(DataSource):
     def __init__(self, experiment: CustomExperiment, coord: RankCoord) -> None:
         self._experiment, self._coord, self.is_thread_safe = experiment, coord, experiment.spec.prefetch
-        self._batches = experiment.batches() if coord.is_first or coord.is_last else None
+        self._batches = experiment.batches() if coord.is_first or coord.has_loss else None
         self.has_held_out = experiment.spec.valid is not None
 
     def batch(self, step: int) -> ReplicaBatch | None:
@@ -31,7 +31,7 @@ class CustomSource(DataSource):
         coord, pipeline = self._coord, self._experiment.pipeline
         batch = self._batches.batch(step, coord.replica, pipeline.replicas, pipeline.micro_batches)
         unused: list[Tensors] = [()] * len(batch)
-        inputs, targets = batch.inputs if coord.is_first else unused, batch.targets if coord.is_last else unused
+        inputs, targets = batch.inputs if coord.is_first else unused, batch.targets if coord.has_loss else unused
         return replace(batch, inputs=inputs, targets=targets)
 
     def held_out(self) -> HeldOut:

@@ -28,7 +28,7 @@ LAPTOP_LAYERS = 128
 
 class LanguageModelExperiment(TextExperiment):
     batch_setting: ClassVar[tuple[str, int]] = ("batch_sequences", 1)
-    followed_by: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "length": "time"}
+    followed_by: ClassVar[dict[str, str]] = {"vocabulary": "vocabulary", "length": "context_length"}
 
     task: Literal["language_model"] = "language_model"
     model: LanguageModelShape
@@ -87,7 +87,7 @@ class LanguageModelExperiment(TextExperiment):
             feed_forward=self.model.feed_forward // 32,
             heads=self.model.heads // 16,
             vocabulary=vocabulary,
-            time=length,
+            context_length=length,
             residual_scale=2.0,
         )
         return self.model_copy(

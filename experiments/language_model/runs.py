@@ -58,7 +58,7 @@ def language_model(
     return run.model_copy(
         update={
             "model": shape,
-            "text": DocumentSettings(vocabulary=shape.vocabulary, length=shape.time),
+            "text": DocumentSettings(vocabulary=shape.vocabulary, length=shape.context_length),
             "pipeline": pipeline,
             "optimizer": OptimizerSettings(),
             "train": run.train.model_copy(update={"batch_sequences": sequences}),

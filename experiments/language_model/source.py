@@ -33,6 +33,6 @@ class DocumentSource(TokenSource):
         return dict(zip(ORDERS, scores, strict=True))
 
     def bytes_per_unit(self, held_out: HeldOut) -> float:
-        """Of the labels; end tokens have none."""
+        """The bytes of a label; end tokens have none."""
         tokens = torch.cat([label.flatten() for label in labels(held_out)])
         return float(token_bytes(self._data.tokenizer)[tokens.numpy()].mean())

@@ -182,10 +182,10 @@ class ModelFacts:
     tied: int
     """Parameters that several layers share."""
     state_bytes: tuple[int, ...]
-    """Of each layer, the optimizer's state that has not a value per parameter value: Adafactor's rows and columns; and
+    """Each layer's optimizer state that has not a value per parameter value: Adafactor's rows and columns; and
     what frozen parameters take more than in fp32."""
     not_fp32: tuple[tuple[int, int], ...]
-    """Of each layer, the values of its trained parameters that are not fp32, and their bytes."""
+    """For each layer, the values of its trained parameters that are not fp32, and their bytes."""
 
 
 def model_facts(work: Measurable) -> ModelFacts:

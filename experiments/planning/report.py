@@ -25,7 +25,7 @@ from suite.pipeline.planning.simulate import Links
 from suite.settings import PipelineSettings
 
 COSTS = ("forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes", "gradient_bytes")
-"""Of a stage, in the record of a plan."""
+"""The costs of a stage that the record of a plan has."""
 
 
 @dataclass(frozen=True)

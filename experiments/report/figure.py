@@ -14,7 +14,7 @@ from typing import Any
 INK = "#24292f"
 
 COLOURS = ("#3f83d6", "#e0822b", "#3fa34d", "#d1495b", "#9467bd", "#a0785a", "#d678b8", "#7f8c8d", "#a8a832", "#2fb3c0")
-"""Of series, in this order."""
+"""The colours of series, in this order."""
 
 POINTS = 200
 """Points of a curve; each is the mean of the values up to it."""

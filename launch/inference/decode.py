@@ -143,7 +143,7 @@ def _worker(
     seconds = time.monotonic() - start
     dist.barrier()
     dist.destroy_process_group()
-    return DecodeOutput(results, step, seconds) if coord.is_last else None, messages
+    return DecodeOutput(results, step, seconds) if coord.has_loss else None, messages
 
 
 def decode_groups(

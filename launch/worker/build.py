@@ -55,7 +55,7 @@ def make_executor(
         check_module_loading(schedule_config.virtual_stages)
         check_queues(len(own_pairs), sum(coord.stage in stages for stages in ties))
     groups = make_groups(coord, _group_timeout_s(status), pairs)
-    own_cells, own_loss = coord.placement.on_stage(coord.stage, cells), model.loss if coord.is_last else None
+    own_cells, own_loss = coord.placement.on_stage(coord.stage, cells), model.loss if coord.has_loss else None
     stage = Stage(layers, own_cells, own_loss, device, precision, seed, schedule_config.defers_weight_grads)
     links = make_links(coord, model, groups, device, status.message_timeout)
     return Executor(coord, stage, links, schedule_config, status, getattr(model.loss, "metric_count", 1)), groups

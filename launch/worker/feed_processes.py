@@ -48,12 +48,12 @@ def make_batches(experiment: Experiment, data: Path, source: DataSource, executo
     """Returns a worker's mini-batches from step ``start`` on: made by processes beside a GPU, otherwise by a thread, in
     the bubble on the first stage of several."""
     coord, steps = executor.coord, experiment.train.steps
-    needs_data = source.is_thread_safe and (coord.is_first or coord.is_last)
+    needs_data = source.is_thread_safe and (coord.is_first or coord.has_loss)
     processes = feed_process_count(executor.stage.device) if needs_data else 0
     make: Callable[[int], ReplicaBatch | None] = source.batch
     if processes:
         make = FeedProcesses(experiment, data, coord, range(start, steps), processes)
-    fills_bubble = coord.is_first and not coord.is_last and not processes
+    fills_bubble = coord.is_first and not coord.has_loss and not processes
     batches = Prefetcher(make, steps, executor.prefetch_shapes, source.is_thread_safe, not fills_bubble)
     if fills_bubble:
         executor.on_first_backward = batches.start_next

@@ -172,7 +172,7 @@ def run_steps(device: torch.device, pipeline: MeasuredPipeline, steps: int, upda
     optimizer = make_stage_optimizer(executor, groups, model, workload.optimizer)
     sample, count = workload.sample().typical, workload.pipeline.micro_batches
     batch = ReplicaBatch([sample.inputs] * count, [sample.targets] * count, float(count))
-    own_batch = batch if coord.is_first or coord.is_last else None
+    own_batch = batch if coord.is_first or coord.has_loss else None
     seconds, applied = [], True
     for step in range(WARM_UPS + steps):
         dist.barrier()

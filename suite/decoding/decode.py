@@ -88,8 +88,8 @@ class Decoder:
         def run_groups() -> Iterator[bool]:
             """Runs the remaining groups one after the other; yields after each step of one."""
             for number, source in remaining:
-                yield from self._run_group(number, source, first, search(number) if self._coord.is_last else None)
-                if self._coord.is_last:
+                yield from self._run_group(number, source, first, search(number) if self._coord.has_loss else None)
+                if self._coord.has_loss:
                     on_finished(number)
 
         # bf16 casts each weight once: autocast keeps a copy until its outermost context ends. It keeps none in

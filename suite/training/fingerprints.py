@@ -38,7 +38,7 @@ SKETCH = 32
 """Sums of a sketch."""
 
 PLACES = 32 * SKETCH
-"""Of the grid in which values are added before the sums."""
+"""The places of the grid in which values are added before the sums."""
 
 PART = 63 << 10
 """Values that are summed at once: few enough for a core's caches, and no usual width of a matrix."""
@@ -209,7 +209,7 @@ class RunFingerprints:
     layers: dict[int, str]
     """The type of each layer."""
     micro_batches: int
-    """Of a mini-batch."""
+    """How many a mini-batch has."""
     tensors: dict[Key, Fingerprint]
     device: str = "cpu"
     """Its type."""

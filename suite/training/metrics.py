@@ -29,10 +29,10 @@ TFLOPS_PER_DEVICE, MFU, HFU = "throughput/tflops_per_device", "throughput/mfu", 
 """Model operations per second of a device in 10^12; ``suite.training.utilization``."""
 
 PEAK_GIB, PEAK_SHARE = "memory/peak_gib", "memory/peak_share"
-"""Of the worker with the highest peak so far; the share is that of its GPU's memory."""
+"""The highest peak of all workers so far, and its share of the GPU's memory."""
 
 BUBBLE = "pipeline/bubble"
-"""Of a step that is traced."""
+"""The idle share of a step that is traced."""
 
 NAMESPACES = ("train", "valid", "throughput", "memory", "pipeline", "scores")
 """All names but ``step`` are in one of them."""

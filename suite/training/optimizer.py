@@ -176,7 +176,7 @@ class ShardedState(ReplicatedState):
 
     @property
     def _step_counts(self) -> list[Tensor]:
-        """Of each group; all are equal."""
+        """Each group's count of steps; all are equal."""
         return [self._inner.state[group["params"][0]]["step"] for group in self._inner.param_groups]
 
 

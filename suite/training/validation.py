@@ -100,7 +100,7 @@ def evaluate(executor: Executor, held_out: HeldOut, step: int) -> Figures:
         with status.allow(READ_TIMEOUT_S):
             batch = held_out.batches[at]
         parts = executor.evaluate(batch)
-        if not coord.is_last:
+        if not coord.has_loss:
             continue
         assert batch is not None
         for (name, _), part in zip(batch.groups or [("", 0.0)] * len(parts), parts, strict=True):

@@ -29,7 +29,7 @@ class Suite:
         model = PartitionedModel(layers, loss, cell_ranges(planned, len(layers)), schedule_config)
         self._executor, groups = make_executor(place, model, torch.device("cpu"), work.optimizer.precision, SEED)
         self._optimizer = make_stage_optimizer(self._executor, groups, model, work.optimizer)
-        self._batch = context.batch if place.is_first or place.is_last else None
+        self._batch = context.batch if place.is_first or place.has_loss else None
 
     def step(self) -> None:
         self._executor.train(self._batch, 0)

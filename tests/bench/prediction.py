@@ -76,7 +76,7 @@ class Convolutional(SingleThreadWorkload):
 
 def decoder_only() -> LanguageModelExperiment:
     """Returns a Transformer-8 of width 512: one kind of layer, and a head as expensive as four layers."""
-    shape = LanguageModelShape(layers=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, time=128)
+    shape = LanguageModelShape(layers=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, context_length=128)
     run = language_model(shape, PIPELINE, sequences=16)
     return run.model_copy(update={"name": "decoder only, Transformer-8, width 512"})
 

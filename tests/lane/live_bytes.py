@@ -63,7 +63,7 @@ def live_bytes(planned, stage):
     with worker(stage, settings.stages), known_metadata(work, cells, optimizer.precision), StandinMode():
         model = PartitionedModel(layers, loss, cells, plan.schedule_config)
         engine = assemble(coord, model, optimizer, DEVICE, 0)
-        own = batch if coord.is_first or coord.is_last else None
+        own = batch if coord.is_first or coord.has_loss else None
         with BytesMode() as walked:
             engine.executor.train(own, 0)
         fixed = (*engine.executor.stage.layers.parameters(), *engine.executor.stage.layers.buffers())

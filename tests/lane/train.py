@@ -91,7 +91,7 @@ def train_worker(
     """
     coord, mode = RankCoord(replica * stages + stage, stages, replicas), StandinMode()
     cells = cells_of(work, stages, schedule_config.virtual_stages)
-    batch = work.batch if coord.is_first or coord.is_last else None
+    batch = work.batch if coord.is_first or coord.has_loss else None
     with worker(coord.rank, stages * replicas), known_metadata(work, cells, optimizer.precision), mode:
         model = PartitionedModel(work.layers, work.loss, cells, schedule_config)
         status = WorkerStatus()

@@ -14,7 +14,7 @@ from models.loss import TranslationLoss
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.pipeline.model.layers import count_parameters, materialize, structure_key, ties_of
 
-TINY = LanguageModelShape(layers=3, width=16, feed_forward=24, heads=2, vocabulary=40, time=7)
+TINY = LanguageModelShape(layers=3, width=16, feed_forward=24, heads=2, vocabulary=40, context_length=7)
 CPU = torch.device("cpu")
 
 
@@ -32,7 +32,9 @@ def make(shape: LanguageModelShape = TINY, dtype: torch.dtype = torch.float64, s
 
 def text(rows: int, shape: LanguageModelShape = TINY) -> tuple[Tensor, Tensor]:
     """Ids and their labels, the ids one place on, without padding."""
-    ids = torch.randint(1, shape.vocabulary, (rows, shape.time + 1), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        1, shape.vocabulary, (rows, shape.context_length + 1), generator=torch.Generator().manual_seed(1)
+    )
     return ids[:, :-1], ids[:, 1:]
 
 
@@ -112,7 +114,7 @@ def test_a_block_is_torchs_own_pre_norm_layer() -> None:
 
 
 def test_an_embedded_token_has_unit_variance_and_a_place() -> None:
-    shape = LanguageModelShape(1, width=64, feed_forward=24, heads=2, vocabulary=1000, time=7)
+    shape = LanguageModelShape(1, width=64, feed_forward=24, heads=2, vocabulary=1000, context_length=7)
     embedding, (ids, _) = make(shape)[0], text(3, shape)
     tokens = 8 * embedding.get_parameter("weight")
     assert tokens.std().item() == pytest.approx(1, rel=0.03)
@@ -123,7 +125,7 @@ def test_an_embedded_token_has_unit_variance_and_a_place() -> None:
 
 
 def test_dropout_is_drawn_in_training_only() -> None:
-    shape = LanguageModelShape(2, width=16, feed_forward=24, heads=2, vocabulary=40, time=7, dropout=0.3)
+    shape = LanguageModelShape(2, width=16, feed_forward=24, heads=2, vocabulary=40, context_length=7, dropout=0.3)
     model, (ids, _) = make(shape), text(2)
     x = torch.randn(2, 7, 16, dtype=torch.float64)
     nn.init.zeros_(model[1].get_parameter("attention.outward.weight"))  # of each block one branch is left
@@ -164,7 +166,7 @@ def test_reset_fills_every_parameter_and_depends_on_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("count", [1, 12, 96])
 def test_any_depth_starts_near_the_uniform_distribution(count: int) -> None:
-    shape = LanguageModelShape(count, width=16, feed_forward=64, heads=2, vocabulary=1000, time=12)
+    shape = LanguageModelShape(count, width=16, feed_forward=64, heads=2, vocabulary=1000, context_length=12)
     model, (ids, labels) = make(shape), text(8, shape)
     logits = run(model, ids)
     objective, measure = TranslationLoss(label_smoothing=0.0)(logits, labels)
@@ -190,7 +192,7 @@ def test_what_a_block_adds_starts_smaller_by_the_number_of_blocks() -> None:
     [
         *(
             (name, 0, "greater than or equal to 1 ")
-            for name in ("layers", "feed_forward", "heads", "vocabulary", "time")
+            for name in ("layers", "feed_forward", "heads", "vocabulary", "context_length")
         ),
         ("width", -2, "greater than or equal to 1 "),
         ("width", 15, "multiple of 2 "),
@@ -200,7 +202,15 @@ def test_what_a_block_adds_starts_smaller_by_the_number_of_blocks() -> None:
     ],
 )
 def test_impossible_shapes_are_refused_by_name(field: str, value: float, message: str) -> None:
-    numbers: Any = {"layers": 2, "width": 16, "feed_forward": 24, "heads": 2, "vocabulary": 40, "time": 7, field: value}
+    numbers: Any = {
+        "layers": 2,
+        "width": 16,
+        "feed_forward": 24,
+        "heads": 2,
+        "vocabulary": 40,
+        "context_length": 7,
+        field: value,
+    }
     with pytest.raises(ValueError, match=f"\n{field}\n  Input should be (a )?{message}"):
         LanguageModelShape(**numbers)
 

@@ -24,7 +24,7 @@ from suite.training.update_rule import make_optimizer, param_groups
 BLOCKS = (SelfAttention, CrossAttention, FeedForward)
 SHAPES = {
     "translation": TransformerShape(3, 32, 48, 2, 40, head_width=16, dropout=0.0, residual_scale=0.6),
-    "language model": LanguageModelShape(3, 32, 48, 2, 40, time=6, residual_scale=0.6),
+    "language model": LanguageModelShape(3, 32, 48, 2, 40, context_length=6, residual_scale=0.6),
 }
 SCALE = 0.1
 """0.6 / (2 x 3 layers)."""

@@ -66,14 +66,14 @@ class RankCoord:
         return self.stage == 0
 
     @property
-    def is_last(self) -> bool:
+    def has_loss(self) -> bool:
         """Whether it has the last cell, which has the loss."""
         return self.stage == self.placement.last_stage
 
     @property
     def is_metrics_rank(self) -> bool:
         """Whether it writes the run's metrics: the stage of the first replica that has the loss."""
-        return self.is_last and self.replica == 0
+        return self.has_loss and self.replica == 0
 
     def rank_of(self, replica: int, stage: int) -> int:
         return replica * self.stages + stage

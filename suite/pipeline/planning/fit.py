@@ -45,7 +45,7 @@ class Problem:
     """One replica of a run, on devices of one kind."""
 
     costs: Sequence[LayerCost]
-    """Of each layer, for one micro-batch."""
+    """The cost of each layer for one micro-batch."""
     pipeline: PipelineSettings
     bytes_per_parameter: float
     """As in ``suite.pipeline.planning.memory``; of 8 or more, 4 are the gradient's."""
@@ -88,7 +88,7 @@ class MemoryFit:
         that does not."""
         by_hand = self.pipeline.layers_per_cell
         with as_plan_error():
-            layers_per_cell = self.lightest_partition() if by_hand is None else by_hand
+            layers_per_cell = self.most_even_partition() if by_hand is None else by_hand
         ranges = self._ranges_of(layers_per_cell)
         wrong = self._too_large(ranges, limit_bytes)
         if wrong and by_hand is None:
@@ -188,9 +188,9 @@ class MemoryFit:
     def partition_with_even_stages(self) -> tuple[int, ...]:
         """Returns the lightest cut after layers have moved to where they make stages more even."""
         cell_to_stage = [self.placement.stage_of(cell) for cell in range(self._count)]
-        return tuple(with_even_stages(self.lightest_partition(), self._seconds, cell_to_stage))
+        return tuple(with_even_stages(self.most_even_partition(), self._seconds, cell_to_stage))
 
-    def lightest_partition(self, furthest_end: Sequence[int] | None = None) -> tuple[int, ...]:
+    def most_even_partition(self, furthest_end: Sequence[int] | None = None) -> tuple[int, ...]:
         """Returns the layers of each cell whose heaviest cell is the lightest there is, of those that fit if
         ``furthest_end`` says which do. Raises PlacementError if none do."""
         return tuple(partition(self._seconds, self._count, furthest_end))
@@ -199,7 +199,7 @@ class MemoryFit:
         """Returns the most even cells of which each fits; ``lightest`` do not."""
         furthest_end = self._bound.furthest_end(self._cell_limit_bytes(limit_bytes) - self._process_bytes)
         try:
-            return cell_ranges(self.lightest_partition(furthest_end), len(self.problem.costs))
+            return cell_ranges(self.most_even_partition(furthest_end), len(self.problem.costs))
         except PlacementError:
             raise PlanError([self._too_large_fault(limit_bytes, furthest_end, lightest)]) from None
 

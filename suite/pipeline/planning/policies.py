@@ -67,7 +67,7 @@ class Policy:
     last_split: tuple[int, ...]
     """How many at the end do."""
     order: tuple[tuple[tuple[str, int], ...], ...]
-    """Of each stage: kinds and cells, the first choice first."""
+    """The choices of each stage: kinds and cells, the first choice first."""
     drops: bool = False
     """Whether a forward whose graph has no room runs without, to be recomputed; else it waits for room."""
     patience: float = 0.1

@@ -85,7 +85,7 @@ def _cuts(planned: Sequence[Alternative], problem: Problem) -> Iterator[tuple[Me
             fitting += [] if found.fault else [found]
         keeping = MemoryFit(fit.problem.with_pipeline(remat="never"))
         cuts = [each.layers_per_cell for each in sorted(fitting, key=lambda each: each.step_s)[:1]]
-        cuts += [keeping.lightest_partition(), keeping.partition_with_even_stages()]
+        cuts += [keeping.most_even_partition(), keeping.partition_with_even_stages()]
         for lengths in dict.fromkeys(cuts):
             yield fit, cell_ranges(lengths, layers)
 

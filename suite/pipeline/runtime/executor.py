@@ -161,7 +161,7 @@ class Executor:
     def _begin(self, batch: ReplicaBatch | None, step: int, train: bool) -> StepState:
         """Exchanges the metadata of the first cell, and posts its first receives."""
         coord = self.coord
-        assert batch is not None or not (coord.is_first or coord.is_last), (
+        assert batch is not None or not (coord.is_first or coord.has_loss), (
             "the first and last stage need the mini-batch"
         )
         metadata = self._recv_metadata(0, batch)
@@ -174,7 +174,7 @@ class Executor:
                 f"{len(batch)} micro-batches, the metadata has {len(metadata.cuts)}"
             )
             state.inputs = batch.inputs if coord.is_first else None
-            state.targets = batch.targets if coord.is_last else None
+            state.targets = batch.targets if coord.has_loss else None
             state.loss_gradient = 1 / batch.divisor
         if train in self._cold and metadata.cuts:
             self._exchange_metadata(state, len(self.links))
@@ -240,7 +240,7 @@ class Executor:
 
     def _is_last_cell(self, virtual_stage: int) -> bool:
         """Whether this cell ends with the loss."""
-        return self.coord.is_last and virtual_stage == len(self.links) - 1
+        return self.coord.has_loss and virtual_stage == len(self.links) - 1
 
     def _to_device(self, tensors: Tensors) -> Tensors:
         """Returns one micro-batch's tensors on the device; copied right before use, they occupy it only briefly."""

@@ -29,9 +29,9 @@ class NonFiniteRecord:
 
     backward: bool
     order: int
-    """Of the layer: the first layer comes first in a forward, the last in a backward."""
+    """The layer's place: the first layer comes first in a forward, the last in a backward."""
     micro_batch: int
-    """Of the replica's share."""
+    """Its number in the replica's share."""
     layer: int
     replica: int
     stage: int

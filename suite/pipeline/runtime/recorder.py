@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from suite.device import is_host, module_of, synchronize
-from suite.pipeline.schedule.timeline import Kind, Span
+from suite.pipeline.schedule.timeline import Span, SpanKind
 
 Mark = Any
 """A point in time: seconds of the host's monotonic clock, or an event in the device's stream."""
@@ -23,7 +23,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self._is_host = is_host(device)
         self._device = device
-        self._recorded: list[tuple[Kind, int, Mark, Mark, int]] = []
+        self._recorded: list[tuple[SpanKind, int, Mark, Mark, int]] = []
         self._zero: Mark = None
         """The event at the beginning of a step."""
         self.began = 0.0
@@ -45,7 +45,7 @@ class Recorder:
         event.record()
         return event
 
-    def record(self, kind: Kind, micro_batch: int, start: Mark, virtual_stage: int = 0) -> None:
+    def record(self, kind: SpanKind, micro_batch: int, start: Mark, virtual_stage: int = 0) -> None:
         """Records an action from ``start`` to now; ``micro_batch`` is -1 for one that belongs to all."""
         self._recorded.append((kind, micro_batch, start, self.mark(), virtual_stage))
 

@@ -39,7 +39,7 @@ class CellMicroBatch:
     """None in the last cell, which ends with the loss."""
     step: int = 0
     index: int = 0
-    """Of the micro-batch in the whole mini-batch, for the seeds."""
+    """The micro-batch's number in the whole mini-batch, for the seeds."""
     virtual_stage: int = 0
     splits_backward: bool = True
     """Whether its backward may defer weight gradients."""

@@ -53,7 +53,7 @@ class WorkerStatus:
     """One worker's current state."""
 
     message_timeout: MessageTimeout = field(default_factory=lambda: MessageTimeout(FIRST_ACTION_TIMEOUT_S))
-    """Of messages; it knows which one the worker waits for."""
+    """The deadline of messages; it knows which one the worker waits for."""
     on_change: Callable[[], None] | None = None
     """Called at every change."""
     stage: Stage | None = None
@@ -69,9 +69,9 @@ class WorkerStatus:
     """Seconds that one action may take."""
     _extra_timeout_s: float = 0.0
     steps_done: int = 0
-    """Of this attempt."""
+    """How many steps this attempt has done."""
     device_marks: deque[DeviceMark] = field(default_factory=lambda: deque(maxlen=MAX_DEVICE_MARKS))
-    """Of a device whose host runs ahead, in order; those that it has passed are removed by ``on_device``."""
+    """The marks of a device whose host runs ahead, in order; those that it has passed are removed by ``on_device``."""
     _passed_s: float = 0.0
     """When the last mark was found passed."""
     _waiting: str = ""

@@ -17,7 +17,7 @@ from typing import Literal
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 
-Kind = Literal["F", "R", "I", "B", "W"]
+ActionKind = Literal["F", "R", "I", "B", "W"]
 
 KINDS = "FRIBW"
 
@@ -27,7 +27,7 @@ class Effect:
     """What an action of some kind does in its cell, as changes of what the cell holds of the action's micro-batch."""
 
     direction: int = 0
-    """Of its messages: 1 activations to the next cell, -1 gradients to the previous one, 0 it sends none."""
+    """Where its messages go: 1 activations to the next cell, -1 gradients to the previous one, 0 it sends none."""
     inputs: int = 0
     """1: it saves the inputs; -1: it frees them, because all weight gradients of the micro-batch are added."""
     graphs: int = 0
@@ -51,7 +51,7 @@ _DIRECTIONS = {kind: effect.direction for kind, effect in EFFECTS.items()}
 class Action:
     """One thing a stage does with one micro-batch; prints as ``F3`` and parses back."""
 
-    kind: Kind
+    kind: ActionKind
     micro_batch: int
     virtual_stage: int = 0
     """Which of the stage's cells."""
@@ -86,7 +86,7 @@ def virtual_stages_of(schedule: Sequence[Sequence[Action]]) -> int:
     return 1 + max((action.virtual_stage for actions in schedule for action in actions), default=0)
 
 
-def of_kind(actions: Sequence[Action], kind: Kind) -> set[tuple[int, int]]:
+def of_kind(actions: Sequence[Action], kind: ActionKind) -> set[tuple[int, int]]:
     """Returns (virtual stage, micro-batch) of a stage's actions of one kind."""
     return {(action.virtual_stage, action.micro_batch) for action in actions if action.kind == kind}
 

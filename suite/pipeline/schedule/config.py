@@ -47,9 +47,9 @@ class ScheduleConfig:
     virtual_stages: int = 1
     """Cells per stage."""
     rows: tuple[str, ...] = ()
-    """Of a schedule from a file or found by search (``suite.pipeline.schedule.csv_file``)."""
+    """The actions of a schedule from a file or found by search (``suite.pipeline.schedule.csv_file``)."""
     transport: TransportName = "gloo"
-    """Of the messages between stages."""
+    """What carries the messages between stages."""
     pairs: tuple[CellPair, ...] = ()
     """The cells that exchange messages; only neighbours if empty. Skips add others."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.schedule.action import Action, Kind, Schedule, virtual_stages_of
+from suite.pipeline.schedule.action import Action, ActionKind, Schedule, virtual_stages_of
 from suite.pipeline.schedule.validate import validate
 
 SUFFIX = ".csv"
@@ -125,12 +125,12 @@ def shape(rows: tuple[str, ...]) -> dict[str, int]:
     }
 
 
-def _fields(rows: Sequence[str]) -> list[list[tuple[int, Kind, int]]]:
+def _fields(rows: Sequence[str]) -> list[list[tuple[int, ActionKind, int]]]:
     """Returns cell, kind and micro-batch of each action."""
     return [[_field(text, f"line {line} has {text!r}") for text in row.split()] for line, row in enumerate(rows, 1)]
 
 
-def _field(text: str, where: str) -> tuple[int, Kind, int]:
+def _field(text: str, where: str) -> tuple[int, ActionKind, int]:
     if _MESSAGE.fullmatch(text):
         raise SettingError(f'{where}, a message; save only the computations (torch: format "compute_only")')
     match = _ACTION.fullmatch(text)

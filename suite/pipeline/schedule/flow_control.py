@@ -43,7 +43,7 @@ GLOO = FlowControl()
 """That of stages with one cell on gloo."""
 
 _RECVS_AHEAD: dict[TransportName, tuple[int, int]] = {"gloo": (2, 2), "nccl": (1, 0)}
-"""Of activations and of gradients."""
+"""Receives of activations and of gradients that are posted ahead."""
 
 
 def flow_control(transport: TransportName, stages: int, virtual_stages: int) -> FlowControl:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import zip_longest
 
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.schedule.action import Action, Kind, Schedule
+from suite.pipeline.schedule.action import Action, ActionKind, Schedule
 from suite.pipeline.schedule.flow_control import FlowControl
 from suite.pipeline.schedule.play import Play, Route
 
@@ -95,12 +95,12 @@ def one_by_one(stages: int, micro_batches: int, virtual_stages: int, recomputes:
     for i in range(micro_batches):
         actions += [Action("F", i, cell) for cell in range(virtual_stages)]
         for cell in reversed(range(virtual_stages)):
-            kinds: tuple[Kind, ...] = ("R", "B") if recomputes and cell < last else ("B",)
+            kinds: tuple[ActionKind, ...] = ("R", "B") if recomputes and cell < last else ("B",)
             actions += [Action(kind, i, cell) for kind in kinds]
     return [actions for _ in range(stages)]
 
 
-def _greedy(stages: int, micro_batches: int, virtual_stages: int, backward: Kind) -> Schedule:
+def _greedy(stages: int, micro_batches: int, virtual_stages: int, backward: ActionKind) -> Schedule:
     """Plays all stages. A free stage runs its next forward if it may and the input has arrived, else its next backward,
     of kind ``backward``, if the gradient has arrived, else its next deferred weight gradient."""
     groups = [range(begin, min(begin + stages, micro_batches)) for begin in range(0, micro_batches, stages)]

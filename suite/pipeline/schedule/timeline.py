@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["F", "R", "I", "B", "W", "U"]
+SpanKind = Literal["F", "R", "I", "B", "W", "U"]
 """Kinds of actions (``suite.pipeline.schedule.action``), and ``U``: the update at the end of the mini-batch, which is
 reductions and the optimizer."""
 
@@ -15,7 +15,7 @@ reductions and the optimizer."""
 class Span:
     """One action of a stage, in seconds since the step began. A stage waits between its spans."""
 
-    kind: Kind
+    kind: SpanKind
     micro_batch: int
     """-1 for an update, which belongs to the whole mini-batch."""
     start: float

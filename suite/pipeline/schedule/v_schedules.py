@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.pipeline.model.cells import CellPlacement, v_shaped
-from suite.pipeline.schedule.action import Action, Kind, Schedule
+from suite.pipeline.schedule.action import Action, ActionKind, Schedule
 from suite.pipeline.schedule.schedules import play_in_units
 
 
@@ -59,7 +59,7 @@ def v_min(stages: int, micro_batches: int) -> Schedule:
     return _squeezed(block, _held(block), micro_batches)
 
 
-_Block = list[list[dict[Kind, int]]]
+_Block = list[list[dict[ActionKind, int]]]
 """The unit of time of a micro-batch's ``F``, ``I`` and ``W``, by stage and virtual stage."""
 
 _PERIOD = 6
@@ -82,7 +82,7 @@ def _building_block(stages: int, up: int, at_loss: int, at_turn: int) -> _Block:
     turn_back = loss + last + at_turn
     block: _Block = []
     for k in range(stages):
-        cells: list[dict[Kind, int]] = [
+        cells: list[dict[ActionKind, int]] = [
             {"F": k, "I": turn_back + up * (last - k)},
             {"F": turn + up * (last - k), "I": loss + k},
         ]
@@ -116,7 +116,7 @@ class _HeldLimits:
 def _held(block: _Block) -> _HeldLimits:
     """Returns how many the stages hold if the block repeats forever."""
 
-    def held(cell: dict[Kind, int], unit: int) -> int:
+    def held(cell: dict[ActionKind, int], unit: int) -> int:
         return (unit - cell["F"]) // _PERIOD - (unit - cell["W"] - 1) // _PERIOD
 
     units = range(_PERIOD)

@@ -130,7 +130,7 @@ class LanguageModelWork(BenchWorkload):
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
         _, time, width = self.shape
-        shape = LanguageModelShape(8, width, 4 * width, heads=8, vocabulary=2, time=time)
+        shape = LanguageModelShape(8, width, 4 * width, heads=8, vocabulary=2, context_length=time)
         with meta_device():
             return [Block(shape) for _ in range(shape.layers)], SquareError()
 

@@ -90,14 +90,14 @@ def test_build_gives_layers_without_memory_and_the_loss() -> None:
     [
         ("name = ", "not valid TOML"),
         (
-            t12_400m().to_toml().replace("format = 3\n", ""),
+            t12_400m().to_toml().replace("format = 4\n", ""),
             "another version of the suite.*format 1, this version reads",
         ),
         (
-            'format = 3\nname = "x"',
+            'format = 4\nname = "x"',
             "task is None in the experiment's file; it must be one of translation, language_model",
         ),
-        ('format = 3\nname = "x"\ntask = "translation"', "missing"),
+        ('format = 4\nname = "x"\ntask = "translation"', "missing"),
         (t12_400m().to_toml().replace("steps = 100000", 'steps = "many"'), "train.steps takes an integer.*'many'"),
         (
             t12_400m().to_toml().replace("heads = 16", "haeds = 16"),

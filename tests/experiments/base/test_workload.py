@@ -25,7 +25,7 @@ from suite.pipeline.planning.sample import MicroBatch
 from suite.settings import OptimizerSettings, PipelineSettings
 
 LAPTOP = Cluster(2, 2**33, "cpu")
-SHAPE = LanguageModelShape(4, width=16, feed_forward=32, heads=2, vocabulary=50, time=12)
+SHAPE = LanguageModelShape(4, width=16, feed_forward=32, heads=2, vocabulary=50, context_length=12)
 
 
 def translation(settings: str = "", text: Path | None = None) -> TranslationExperiment:
@@ -116,7 +116,7 @@ def test_language_models_have_equal_keys_only_for_equal_costs() -> None:
         language(replicas=2),
         language(optimizer=OptimizerSettings(name="adafactor")),
         language(optimizer=OptimizerSettings(precision="bf16")),
-        language(shape=LanguageModelShape(4, width=16, feed_forward=64, heads=2, vocabulary=50, time=12)),
+        language(shape=LanguageModelShape(4, width=16, feed_forward=64, heads=2, vocabulary=50, context_length=12)),
         language().with_settings("train.batch_sequences=64"),
     ):
         assert other.key() != one.key()

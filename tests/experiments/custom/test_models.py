@@ -48,7 +48,7 @@ def train(rank, world, rendezvous):
             ties.sum_gradients()
             results[name, schedule_config.schedule] = (
                 {key: None if value.grad is None else value.grad.numpy() for key, value in parameters.items()},
-                sums.objective / batch.divisor if coord.is_last else None,
+                sums.objective / batch.divisor if coord.has_loss else None,
             )
     return results
 

@@ -51,7 +51,7 @@ def test_other_names_are_not_language_models(name: str) -> None:
 def test_a_laptop_keeps_the_depth_that_it_can_train_and_divides_all_widths_by_one_number() -> None:
     small, line = resolve("transformer_13", "laptop", LAPTOP)
     model = small.model
-    assert (model.layers, model.width, model.feed_forward, model.heads, model.vocabulary, model.time) == (
+    assert (model.layers, model.width, model.feed_forward, model.heads, model.vocabulary, model.context_length) == (
         13, 64, 256, 2, 1000, 128
     )  # fmt: skip
     assert "model.width 2048 -> 64" in line
@@ -70,6 +70,6 @@ def test_a_laptop_uses_both_cores_as_stages_or_else_as_replicas() -> None:
 
 def test_the_text_sets_the_models_vocabulary_and_length() -> None:
     run = find("transformer_3").with_settings("text.vocabulary=500 text.length=64")
-    assert (run.model.vocabulary, run.model.time, run.batch) == (500, 64, 32 * 64)
-    with pytest.raises(SettingError, match=r"model\.time is 9 and text.length 1024; set only text.length"):
-        find("transformer_3").with_settings("model.time=9")
+    assert (run.model.vocabulary, run.model.context_length, run.batch) == (500, 64, 32 * 64)
+    with pytest.raises(SettingError, match=r"model\.context_length is 9 and text.length 1024; set only text.length"):
+        find("transformer_3").with_settings("model.context_length=9")

@@ -32,7 +32,7 @@ def translation(settings: str = "") -> TranslationExperiment:
 
 
 def language(stages: int = 4, blocks: int = 10) -> LanguageModelExperiment:
-    shape = LanguageModelShape(blocks, width=64, feed_forward=256, heads=4, vocabulary=100, time=32)
+    shape = LanguageModelShape(blocks, width=64, feed_forward=256, heads=4, vocabulary=100, context_length=32)
     return language_model(shape, PipelineSettings(stages=stages, micro_batches=8))
 
 

@@ -26,7 +26,7 @@ from suite.pipeline.planning.simulate import Link
 from suite.settings import PipelineSettings
 
 THIS = Cluster(2, 4 * GIB, "cpu")
-TINY = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, time=8)
+TINY = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, context_length=8)
 COST = LayerCost(1e-3, 1.5e-3, 3e-3, 1e-4, 5_000, 4096, 4096, 20_000, 1000, 2000, 3000, 400, relative_spread=1.2)
 COSTS = (replace(COST, gradient_bytes=0), *[COST] * 3, replace(COST, parameters=7_000))
 
@@ -167,7 +167,7 @@ def test_costs_that_would_take_too_long_to_measure_are_estimated_and_marked(meas
 @pytest.mark.parametrize(("layers", "fits"), [(1, True), (8, False)])
 def test_layers_that_do_not_fit_together_are_not_measured_together(measured, tmp_path, layers, fits):
     """Up to eight equal layers are measured together: 16 bytes for each of a block's 12 d^2 + 13 d values, times 8."""
-    shape = LanguageModelShape(layers, width=256, feed_forward=1024, heads=4, vocabulary=50, time=8)
+    shape = LanguageModelShape(layers, width=256, feed_forward=1024, heads=4, vocabulary=50, context_length=8)
     block = 16 * (12 * 256**2 + 13 * 256)
     found = MeasuredCosts(tmp_path, ignore)(work(shape=shape), Cluster(2, 4 * block, "cpu"))
     assert (found.measured, len(measured)) == (fits, int(fits))

@@ -262,7 +262,7 @@ def test_a_run_without_an_attempt_never_started(tmp_path):
 
 
 HOSTILE = """
-format = 3
+format = 4
 name = "t"
 scale = "laptop"
 task = "custom"

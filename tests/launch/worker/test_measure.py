@@ -32,7 +32,7 @@ def overhead_s(rank, world, rendezvous, work, log):
 @pytest.mark.slow
 @pytest.mark.parametrize("computes", [True, False])
 def test_only_layers_that_compute_have_messages_that_keep_them_busy(tmp_path, computes):
-    shape = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, time=8)
+    shape = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, context_length=8)
     work = language_model(shape, PipelineSettings(stages=2, micro_batches=4))
     work = work if computes else SleepingWork(((0.02, 0.02), (0.02, 0.02)), 4, 64)
     found = run_processes(overhead_s, 2, work, tmp_path / "log")

@@ -66,7 +66,7 @@ def write_with(coord, cells, at_once, size, late):
     rows = [pad_sequence([torch.tensor(sources[at]) for at in group], batch_first=True, padding_value=PADDING)
             for group in groups]  # fmt: skip
     decoder.run(rows, BEGIN, beams.__getitem__, done.append)
-    if not coord.is_last:
+    if not coord.has_loss:
         return None
     assert sorted(done) == list(range(len(groups)))
     tokens = {at: result for group, beam in zip(groups, beams, strict=True)

@@ -69,7 +69,7 @@ def build(
     coord = replace(coord, cell_to_stage=schedule_config.cell_to_stage(coord.stages))
     cells = cells or cell_ranges(partition([parameters_of(layer) for layer in layers], count), len(layers))
     groups = make_groups(coord, timeout_s, communicating_pairs(find_skips(layers), cells, coord.placement))
-    mine, loss = coord.placement.on_stage(coord.stage, cells), loss if coord.is_last else None
+    mine, loss = coord.placement.on_stage(coord.stage, cells), loss if coord.has_loss else None
     stage = Stage(layers, mine, loss, CPU, precision, seed, schedule_config.defers_weight_grads)
     model = PartitionedModel(layers, loss, cells, schedule_config)
     ways = make_links(coord, model, groups, CPU, MessageTimeout(timeout_s))

@@ -99,7 +99,7 @@ def held_out(coord):
         batch = mini_batch(*toy_batch(examples, seed=900 + at), 3)
         groups = [("even" if i % 2 == 0 else "odd", float((t[0] != 0).sum())) for i, t in enumerate(batch.targets)]
         batches.append(dataclasses.replace(batch, groups=groups))
-    needed = coord.is_first or coord.is_last
+    needed = coord.is_first or coord.has_loss
     return HeldOut(batches if needed else [None] * len(batches), ("even", "odd"))
 
 

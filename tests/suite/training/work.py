@@ -85,7 +85,7 @@ def trained(
         at(step)
         share = -(-total // replicas)
         batch = mini_batch(*toy_batch(8, seed=100 + step), share, coord.replica, replicas, total)
-        if step in spoil and coord.is_last and poison is None and executor.stage.loss is not None:
+        if step in spoil and coord.has_loss and poison is None and executor.stage.loss is not None:
             executor.stage.loss = Spoiled(4 // replicas if once else None)
         elif spoil and executor.stage.loss is not None:
             executor.stage.loss = SumLoss()

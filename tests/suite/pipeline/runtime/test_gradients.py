@@ -107,7 +107,7 @@ def differences(coord: RankCoord, model: str, schedule_configs):
                 scale = max(1.0, float(wanted.abs().max()))
                 gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 found.append((*case, key, float((gradient - wanted).abs().max()) / scale))
-            if coord.is_last:
+            if coord.has_loss:
                 found.append((*case, "objective", abs(sums.objective - objective) / objective))
     return found
 

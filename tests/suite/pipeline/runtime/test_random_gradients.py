@@ -52,7 +52,7 @@ def differences(pipeline: Pipeline, rank: int) -> list[str]:
     coord, cells = RankCoord(rank, pipeline.stages, 1), cell_ranges(pipeline.cells, len(layers))
     executor, _, named, groups = build(coord, layers, SquaredError(), pipeline.schedule_config, cells=cells)
     coord = executor.coord
-    sums = executor.train(pipeline.batch() if coord.is_first or coord.is_last else None, pipeline.seed)
+    sums = executor.train(pipeline.batch() if coord.is_first or coord.has_loss else None, pipeline.seed)
     objective, expected = truth(pipeline)
     found = []
     for key, parameter in named.items():
@@ -66,7 +66,7 @@ def differences(pipeline: Pipeline, rank: int) -> list[str]:
         off = float((gradient - wanted).abs().max()) / max(1.0, float(wanted.abs().max()))
         if not off <= TOLERANCE:
             found.append(f"{key} is off by {off:.3g}")
-    if coord.is_last and not abs(sums.objective - objective) <= TOLERANCE * objective:
+    if coord.has_loss and not abs(sums.objective - objective) <= TOLERANCE * objective:
         found.append(f"the objective is {sums.objective}, not {objective}")
     dist.barrier()
     leave(groups)
@@ -155,7 +155,7 @@ def gradients_of_steps(rank: int, world: int, rendezvous: str, pipelines: list[P
         layers = pipeline.layers()
         coord, cells = RankCoord(rank, world, 1), cell_ranges(pipeline.cells, len(layers))
         executor, _, named, groups = build(coord, layers, SquaredError(), pipeline.schedule_config, cells=cells)
-        sums = executor.train(pipeline.batch() if coord.is_first or coord.is_last else None, pipeline.seed)
+        sums = executor.train(pipeline.batch() if coord.is_first or coord.has_loss else None, pipeline.seed)
         grads = {key: parameter.grad.numpy() for key, parameter in named.items() if parameter.grad is not None}
         found.append((sums.objective, grads))
         dist.barrier()
