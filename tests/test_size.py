@@ -43,7 +43,7 @@ BUDGETS = {
     "suite/data": 3578,
     "suite/decoding": 477,
     "suite/evaluation": 449,
-    "suite/pipeline/model": 1175,
+    "suite/pipeline/model": 1181,
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
     "suite/pipeline/schedule": 1479,

@@ -152,16 +152,21 @@ def warm_up_order(
 ) -> Iterator[tuple[MessageKind, CellPair, bool]]:
     """Yields a stage's warm-up messages in order: the kind, the pair of cells, and whether this stage sends.
 
-    All stages go through the pairs in the same order, so there is no circular wait."""
+    All stages go through the pairs in the same order, so there is no circular wait. Neighbours come first, those after
+    an even cell before those after an odd one, so that half of them meet at the same time: a communicator takes a
+    second or more.
+
+        stage   0 - 1   2 - 3   4    then   0   1 - 2   3 - 4
+    """
     for kind in get_args(MessageKind):
-        for pair in sorted(pairs):
+        for pair in sorted(pairs, key=lambda pair: (pair[1] - pair[0] > 1, pair[0] % 2, pair)):
             if stage in map(placement.stage_of, pair):
                 yield kind, pair, placement.stage_of(pair[0]) == stage
 
 
 def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> None:
-    """Exchanges a message in each direction's group between all stages that communicate, and one between the replicas
-    of each stage, before receives are posted.
+    """Exchanges a message in each direction's group between all stages that communicate, one between the replicas of
+    each stage, and one between all workers, before receives are posted.
 
     NCCL creates a communicator at its first message and blocks until all its ranks join: a pre-posted gradient receive
     would wait for the first gradient before the first activation could leave. gloo does not need this.
@@ -178,6 +183,7 @@ def warm_up(coord: RankCoord, groups: ProcessGroups, device: torch.device) -> No
             dist.recv(token, peer, group=group)
     if coord.replicas > 1:
         dist.all_reduce(token, group=groups.data_parallel)
+    dist.all_reduce(token)
 
 
 def transport_of(device: torch.device) -> TransportName:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations, groupby
+from operator import attrgetter, itemgetter
 
 from suite.errors import PlacementError
 
@@ -91,9 +92,8 @@ def place(nodes: Sequence[Node], stages: int, replicas: int) -> Placement:
     need = stages * replicas
     if sum(node.free for node in nodes) < need:
         raise PlacementError(shortage(nodes, stages, replicas))
-    row: list[Node] = []
-    for node, count in _row(nodes, stages, replicas):
-        row += [node] * count
+    by_name = sorted(nodes, key=attrgetter("name"))  # names tell racks apart, mostly
+    row = [node for node, count in _row(by_name, stages, replicas) for _ in range(count)]
     return Placement(tuple(row[:need]), stages)
 
 
@@ -160,7 +160,7 @@ def _line(
         closing = [entry for entry in unused if entry[1] >= missing]
         if not partial:
             closing = [larger for larger, smaller in combinations(unused, 2) if larger[1] + smaller[1] == stages][:1]
-        node, leftover = closing[-1] if closing else unused[0]
+        node, leftover = min(closing, key=itemgetter(1)) if closing else unused[0]
         unused.remove((node, leftover))
         taken = min(leftover, need if use_excess else missing)
         line.append((node, taken))

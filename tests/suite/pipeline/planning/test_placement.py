@@ -57,6 +57,14 @@ def test_no_node_is_overfull_ranks_stay_together_and_crossings_are_fewest(free, 
     assert crossings(placement) == fewest(tuple(sorted(free)), stages, replicas)
 
 
+@given(st.permutations(range(6)), st.sampled_from([(8, 3), (4, 6), (12, 2), (6, 4)]))
+def test_nodes_are_taken_by_name_in_whatever_order_ray_lists_them(order, shape):
+    """Neighbours by name are mostly neighbours in their rack."""
+    nodes = nodes_of(*[4] * 6)
+    placed = place([nodes[at] for at in order], *shape)
+    assert [node for node, _ in groupby(placed.ids)] == [node.id for node in nodes]
+
+
 def test_what_is_said_of_a_placement_is_what_it_is():
     placement = place(nodes_of(4, 3, 1), 4, 2)
     assert placement.cuts == {2}

@@ -11,21 +11,28 @@ from suite.pipeline.model.topology import p2p_group_indices, warm_up_order
 from suite.pipeline.runtime.skip import Skip, communicating_pairs
 
 
-def played(links, stages):
-    """Returns the pairs that have not met when no two workers wait for each other."""
+def rounds(links, stages):
+    """Returns the pairs of workers that meet in each round: all that are next for both; and what is never done."""
     lists = [list(warm_up_order(links, stage, CellPlacement(stages))) for stage in range(stages)]
+    met = []
     while True:
         heads = {k: todo[0] for k, todo in enumerate(lists) if todo}
-        pairs = [
-            (k, other)
+        pairs = {
+            frozenset((k, other))
             for k, (kind, link, sends) in heads.items()
             for other in (link[sends] % stages,)
             if heads.get(other) == (kind, link, not sends)
-        ]
+        }
         if not pairs:
-            return [todo for todo in lists if todo]
-        for k in set(pairs[0]):
+            return met, [todo for todo in lists if todo]
+        for k in frozenset().union(*pairs):
             lists[k].pop(0)
+        met.append(pairs)
+
+
+def played(links, stages):
+    """Returns the pairs that have not met when no two workers wait for each other."""
+    return rounds(links, stages)[1]
 
 
 def links_of(stages, virtual_stages, skips=()):
@@ -38,6 +45,13 @@ def links_of(stages, virtual_stages, skips=()):
 @pytest.mark.parametrize("virtual_stages", [1, 2, 3, 4])
 def test_all_meet(stages, virtual_stages):
     assert played(links_of(stages, virtual_stages), stages) == []
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 5, 16, 17, 128])
+def test_neighbours_meet_in_four_rounds_however_many_stages(stages):
+    met, _ = rounds(links_of(stages, 1), stages)
+    assert len(met) <= 4
+    assert sum(map(len, met)) == 2 * (stages - 1)  # for activations and for gradients
 
 
 def test_so_do_those_that_a_skip_connects():
