@@ -25,7 +25,7 @@ BUDGETS = {
     "launch/tracking": 671,
     "launch/train": 655,
     "launch/watching": 1275,
-    "launch/worker": 1859,
+    "launch/worker": 1861,
     "experiments": 119,
     "experiments/base": 1193,
     "experiments/custom": 1964,
@@ -47,7 +47,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
     "suite/pipeline/schedule": 1479,
-    "suite/training": 3941,
+    "suite/training": 4025,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

@@ -16,7 +16,7 @@ from suite.errors import CheckpointError
 from suite.exchange import broadcast
 from suite.log import Log
 from suite.paths import hide_secrets, sync_folder
-from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.model.topology import ProcessGroups, RankCoord
 from suite.pipeline.runtime.executor import Executor
 from suite.pipeline.runtime.stage import Stage
 from suite.training import checkpoint
@@ -26,22 +26,24 @@ LOAD_TIMEOUT_S = 1800.0
 
 
 def load_weights(
-    experiment: Experiment, attempt: Attempt, executor: Executor, log: Log
+    experiment: Experiment, attempt: Attempt, executor: Executor, groups: ProcessGroups, log: Log
 ) -> tuple[checkpoint.Checkpoint | None, dict[str, Any]]:
     """Fills a new stage with the weights of the checkpoint that the attempt resumes from, otherwise of the run
     ``train.init_from``, if set. Returns that checkpoint, None for training that starts anew, and the vocabulary of that
     run, if it has one."""
-    stage = executor.stage
+    stage, readers = executor.stage, checkpoint.Readers(executor.coord, groups.data_parallel)
     if attempt.resume:
         with executor.status.waiting_for("all workers to read the checkpoint", LOAD_TIMEOUT_S):
-            loaded = _load_to_resume(attempt, experiment, stage, log)
+            loaded = _load_to_resume(attempt, experiment, stage, readers, log)
         if loaded is not None:
             checkpoint.load_values(loaded, stage)
             return loaded, {}
-    return None, _load_initial(experiment, stage, log)
+    return None, _load_initial(experiment, stage, readers, log)
 
 
-def _load_to_resume(attempt: Attempt, experiment: Experiment, stage: Stage, log: Log) -> checkpoint.Checkpoint | None:
+def _load_to_resume(
+    attempt: Attempt, experiment: Experiment, stage: Stage, readers: checkpoint.Readers, log: Log
+) -> checkpoint.Checkpoint | None:
     """Returns the attempt's checkpoint, or the newest valid one that is not abandoned; None if none was published."""
     location, step = checkpoint_location(attempt.run, experiment), attempt.checkpoint_step
 
@@ -51,10 +53,10 @@ def _load_to_resume(attempt: Attempt, experiment: Experiment, stage: Stage, log:
         check_published(attempt.run, location)
         return checkpoint.current(checkpoints)
 
-    return checkpoint.newest_valid(location, stage.indices, experiment.list_length, log, select)
+    return checkpoint.newest_valid(location, stage.indices, experiment.list_length, log, select, readers)
 
 
-def _load_initial(experiment: Experiment, stage: Stage, log: Log) -> dict[str, Any]:
+def _load_initial(experiment: Experiment, stage: Stage, readers: checkpoint.Readers, log: Log) -> dict[str, Any]:
     """Loads the weights of the run ``train.init_from``, if set, into a new stage; returns the vocabulary of its
     checkpoint, if it has one, to compare."""
     source, last = experiment.train.init_from, experiment.list_length - 1
@@ -63,7 +65,7 @@ def _load_initial(experiment: Experiment, stage: Stage, log: Log) -> dict[str, A
     indices = [index for index in stage.indices if index != last or not experiment.new_last_layer]
     location = checkpoint_location_of_run(Path(source))
     select = partial(checkpoint.in_order, choice=None, place=source)
-    loaded = checkpoint.newest_valid(location, indices, experiment.list_length, log, select)
+    loaded = checkpoint.newest_valid(location, indices, experiment.list_length, log, select, readers)
     if loaded is None:
         raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
     if last in indices and (differences := checkpoint.layer_differences(stage.by_index[last], loaded.layers[last])):

@@ -131,7 +131,7 @@ def _train_stage(
         set_logits_bytes(layers, plan.logits_bytes)
         model = PartitionedModel(layers, loss, cell_ranges(plan.cells, len(layers)), plan.schedule_config)
         executor, groups = make_executor(coord, model, device, experiment.optimizer.precision, settings.seed, status)
-        loaded, vocabulary = load_weights(experiment, attempt, executor, log)
+        loaded, vocabulary = load_weights(experiment, attempt, executor, groups, log)
         start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
         # the optimizer
         sync_stats, factors = getattr(settings, "sync_batchnorm_stats", True), experiment.update_factors

@@ -21,6 +21,7 @@ from suite.training.checkpoint.loading import (
     values_of,
 )
 from suite.training.checkpoint.ownership import claim
+from suite.training.checkpoint.readers import Readers
 from suite.training.checkpoint.reading import Checkpoint, audit, current, folders_of, list_checkpoints, newest_valid
 from suite.training.checkpoint.retention import abandon_later
 from suite.training.checkpoint.storage import Storage
@@ -29,6 +30,7 @@ from suite.training.checkpoint.writing import Saver
 __all__ = [
     "Checkpoint",
     "Choice",
+    "Readers",
     "Saver",
     "Storage",
     "abandon_later",

@@ -1,6 +1,6 @@
 """One asynchronous save: a thread writes a checkpoint while training continues.
 
-Each stage of the first replica writes a start marker, its layers, and then its file list: names, sizes and digests of
+Each worker with layers to write writes a start marker, its layers, and then its file list: names, sizes and digests of
 the layers. Rank 0 waits for all file lists, publishes the manifest and removes the markers. A folder with a marker and
 no manifest is an interrupted save; a folder with neither has lost its manifest. The names of layers and file lists have
 an id that all workers agreed on when the save began, so files of another save are never mistaken for it.
@@ -21,14 +21,13 @@ from safetensors.torch import save
 from torch import Tensor
 
 from suite.log import Log
-from suite.pipeline.model.topology import RankCoord
 from suite.training.checkpoint.manifest import LAYER, File, Manifest, digest, layer_file
 from suite.training.checkpoint.ownership import check_owner
 from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST, KEEP_GOOD, mark, rotate
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
 FIRST_POLL_S, LONGEST_POLL_S = 0.01, 1.0
-"""Seconds between polls for the other stages' file lists. It grows, because an object store charges for each poll."""
+"""Seconds between polls for the other workers' file lists. It grows, because an object store charges for each poll."""
 
 Snapshot = dict[int, dict[str, Tensor]]
 Files = dict[str, File]
@@ -55,25 +54,32 @@ class ManifestJob:
     """Called with the step before older checkpoints are removed."""
     stale: set[str]
     """Folders of steps after the one that the run resumed from."""
+    writers: list[int]
+    """The ranks that write, 0 among them."""
 
 
 class AsyncSave:
     """One worker's running save. Its daemon thread ends with the process."""
 
     def __init__(
-        self, storage: Storage, step: int, save_id: str, snapshot: Snapshot, coord: RankCoord, job: ManifestJob | None
+        self, storage: Storage, step: int, save_id: str, snapshot: Snapshot, rank: int, job: ManifestJob | None
     ) -> None:
         self.step = step
         self._storage, self._folder, self._save_id, self._snapshot = storage, folder_of(step), save_id, snapshot
-        self._coord, self._manifest_job = coord, job
+        self._rank, self._manifest_job = rank, job
         self._written, self._ended, self._given_up = threading.Event(), threading.Event(), threading.Event()
         self._fault: str | None = None
+        self._layers_written = 0
         self.published = False
         threading.Thread(target=self._run, name=f"save of step {step}", daemon=True).start()
 
-    def wait_written(self, seconds: float) -> str | None:
-        """Waits for this worker's files and returns the error message, if any."""
-        return self._fault if self._written.wait(seconds) else f"not done within {seconds:.0f} s"
+    def wait_written(self, seconds: float) -> tuple[str | None, bool]:
+        """Waits for this worker's files; returns the error message, if any, and whether it is not done but has written
+        a layer meanwhile."""
+        before = self._layers_written
+        if self._written.wait(seconds):
+            return self._fault, False
+        return f"no layer written within {seconds:.0f} s", self._layers_written > before
 
     def wait_ended(self, seconds: float) -> str | None:
         """Waits for the thread to end and returns the error message, if any."""
@@ -107,24 +113,25 @@ class AsyncSave:
                 traceback.print_exc()
 
     def _write(self, files: Files) -> None:
-        self._storage.write(self._start_marker(self._coord.stage), b"")
+        self._storage.write(self._start_marker(self._rank), b"")
         for layer in sorted(self._snapshot):
             data = save(self._snapshot.pop(layer))
             name = layer_file(layer, self._save_id)
             self._storage.write(f"{self._folder}/{name}", data)
             files[name] = File(bytes=len(data), sha256=digest(data))
+            self._layers_written += 1
         if self._manifest_job is None:
-            self._storage.write(self._file_list(self._coord.stage), _FILES.dump_json(files))
+            self._storage.write(self._file_list(self._rank), _FILES.dump_json(files))
 
     def _publish(self, files: Files, manifest_job: ManifestJob) -> None:
-        others = range(1, self._coord.stages)
-        if self._fault is not None or not self._wait_for([self._file_list(stage) for stage in others]):
+        others = [rank for rank in manifest_job.writers if rank != self._rank]
+        if self._fault is not None or not self._wait_for([self._file_list(rank) for rank in others]):
             self._given_up.wait()  # others may still be writing; the next save point checks all of them
             check_owner(self._storage, manifest_job.owner)
             self._remove_failed()
             return
-        for stage in others:
-            path = self._file_list(stage)
+        for rank in others:
+            path = self._file_list(rank)
             files |= _FILES.validate_json(self._storage.read(path, self._storage.size(path)))
         manifest = Manifest(step=self.step, written=time.time(), files=files, notes=manifest_job.notes)
         if manifest_job.best:  # before the manifest: a finished checkpoint has its mark
@@ -138,7 +145,7 @@ class AsyncSave:
                 self._storage.remove(f"{self._folder}/{old}")  # of the abandoned checkpoint that this one replaces
         self._storage.settle(self._folder)
         self.published = True
-        temporary = [*map(self._start_marker, range(self._coord.stages)), *map(self._file_list, others)]
+        temporary = [*map(self._start_marker, manifest_job.writers), *map(self._file_list, others)]
         if ABANDONED in names:  # otherwise other layers may be a late driver's, whose manifest is yet to come
             temporary += [f"{self._folder}/{name}" for name in names - manifest.files.keys() if name.startswith(LAYER)]
         self._clean_up(temporary, manifest_job)
@@ -175,8 +182,8 @@ class AsyncSave:
             with suppress(OSError):
                 manifest_job.log(f"old checkpoints could not be removed: {error}")
 
-    def _start_marker(self, stage: int) -> str:
-        return f"{self._folder}/{BEGUN}{stage}"
+    def _start_marker(self, rank: int) -> str:
+        return f"{self._folder}/{BEGUN}{rank}"
 
-    def _file_list(self, stage: int) -> str:
-        return f"{self._folder}/share-{stage}-{self._save_id}.json"
+    def _file_list(self, rank: int) -> str:
+        return f"{self._folder}/share-{rank}-{self._save_id}.json"

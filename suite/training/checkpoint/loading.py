@@ -69,12 +69,13 @@ def values_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def load_optimizer(checkpoint: Checkpoint, optimizer: StageOptimizer) -> None:
-    """Loads the optimizer state of its stage's parameters; with ZeRO, this worker's shard of it.
+    """Loads the optimizer state of its stage's parameters; with ZeRO, this worker's shard of it. Frees what was read of
+    the layers: a run keeps the checkpoint that it began from.
 
     Raises CheckpointError for the state of another optimizer, and for the state of frozen or unknown parameters.
     """
     for index, layer in zip(optimizer.stage.indices, optimizer.stage.layers, strict=True):
-        stored = _part(checkpoint.layers[index], "state/")
+        stored = _part(checkpoint.layers.pop(index), "state/")
         for name in (name for name, parameter in layer.named_parameters() if parameter.requires_grad):
             keys = [key for key in stored if key.rpartition("/")[0] == name]
             state: State = {key.removeprefix(f"{name}/"): stored.pop(key) for key in keys}

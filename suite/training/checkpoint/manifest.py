@@ -69,6 +69,10 @@ class Manifest(_Record):
         """Returns the name of a layer's file; None if it has none."""
         return self._by_layer.get(f"{LAYER}{layer:04d}")
 
+    def size_of(self, layer: int) -> int:
+        """Returns the bytes of the file of a layer that it has."""
+        return self.files[self._by_layer[f"{LAYER}{layer:04d}"]].bytes
+
     @cached_property
     def _by_layer(self) -> dict[str, str]:
         return {found[1]: name for name in self.files if (found := _LAYER_FILE.fullmatch(name))}

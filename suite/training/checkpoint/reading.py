@@ -23,6 +23,7 @@ from suite.exchange import all_gather, broadcast
 from suite.log import Log
 from suite.paths import hide_secrets
 from suite.training.checkpoint.manifest import LARGEST, DamagedError, Manifest, decode, digest
+from suite.training.checkpoint.readers import Readers
 from suite.training.checkpoint.retention import ABANDONED, KEEP_BEST, KEEP_GOOD
 from suite.training.checkpoint.storage import BEGUN, MANIFEST, Storage
 
@@ -65,7 +66,11 @@ class Checkpoint:
         return self.manifest.notes
 
     def read(self, layer: int) -> dict[str, Tensor]:
-        """Returns one layer's tensors, by ``value/<name>`` and ``state/<parameter>/<name>``.
+        """Returns a layer's tensors, by ``value/<name>`` and ``state/<parameter>/<name>``. Raises as ``read_file``."""
+        return self.read_file(layer)[1]
+
+    def read_file(self, layer: int) -> tuple[bytes, dict[str, Tensor]]:
+        """Returns one layer's file, and its tensors.
 
         Raises CheckpointError, naming the file, when it does not match the manifest, and StorageError when it cannot be
         read now.
@@ -81,7 +86,7 @@ class Checkpoint:
             data = self.storage.read(path, size)
             if digest(data) != expected.sha256:
                 raise DamagedError("its SHA-256 does not match the manifest")
-            return _tensors(data)
+            return data, _tensors(data)
         except DamagedError as error:
             raise CheckpointError(f"{self.storage.shown(path)}: {error}") from None
         except FileNotFoundError:
@@ -260,13 +265,19 @@ def _with_manifest(storage: Storage, log: Log, bad: list[str]) -> list[Checkpoin
 
 
 def newest_valid(
-    location: str | Path, layers: Sequence[int], count: int, log: Log, select: Select = current
+    location: str | Path,
+    layers: Sequence[int],
+    count: int,
+    log: Log,
+    select: Select = current,
+    readers: Readers | None = None,
 ) -> Checkpoint | None:
     """Returns the newest valid checkpoint with this worker's layers; None if no save ever finished. All workers must
     call it and get the same checkpoint.
 
-    Each worker reads its ``layers`` of the model's ``count``. Rank 0 logs damaged checkpoints. ``select`` returns those
-    to try, in order, from those with a valid manifest, newest first; by default all but abandoned ones.
+    Each worker gets its ``layers`` of the model's ``count``; ``readers`` share the reading. Rank 0 logs damaged
+    checkpoints. ``select`` returns those to try, in order, from those with a valid manifest, newest first; by default
+    all but abandoned ones.
 
     Raises CheckpointError, on all workers, when checkpoints exist but none is valid, or one is of another model or
     version; StorageError when one of them cannot read a checkpoint now, because an older one would be the wrong choice.
@@ -275,9 +286,12 @@ def newest_valid(
     candidates, bad = _candidates(storage, log, select)
     for checkpoint in candidates:
         checkpoint.check_layers(count)
-        fault, unanswered = "", False
+        fault, unanswered, files = "", False, dict[int, bytes]()
         try:
-            checkpoint.layers.update((layer, checkpoint.read(layer)) for layer in layers)
+            for layer in readers.own(layers) if readers is not None else layers:
+                data, checkpoint.layers[layer] = checkpoint.read_file(layer)
+                if readers is not None:
+                    files[layer] = data
         except CheckpointError as error:
             fault, unanswered = str(error), isinstance(error, StorageError)
         faults = all_gather([fault, unanswered])
@@ -285,6 +299,9 @@ def newest_valid(
             raise StorageError(errors[0])
         messages = sorted({line for line, _ in faults if line})
         if not messages:
+            if readers is not None:
+                sizes = {layer: checkpoint.manifest.size_of(layer) for layer in layers}
+                checkpoint.layers.update((layer, _tensors(data)) for layer, data in readers.exchange(sizes, files))
             return checkpoint
         bad.append(messages[0])
         if dist.get_rank() == 0:

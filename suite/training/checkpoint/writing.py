@@ -1,12 +1,13 @@
 """Saves checkpoints while training continues.
 
-    stage 0   snapshot | steps ...                              | settle, snapshot ...     a save point copies tensors
+    rank 0    snapshot | steps ...                              | settle, snapshot ...     a save point copies tensors
       thread           layers, wait, manifest, rotate                                      to host memory; the rest
-    stage 1   snapshot | steps ...                              | settle, snapshot ...     runs beside the training
+    rank 1    snapshot | steps ...                              | settle, snapshot ...     runs beside the training
       thread           layers, file list
 
-The threads of a save communicate only through files, because the training uses the process groups meanwhile. Workers
-use torch.distributed only at save points, where all of them learn the result of the last save and decide alike.
+Layer i is written by replica i mod R of its stage; a layer with buffers by replica 0, because replicas may differ in
+them. The threads of a save communicate only through files, because the training uses the process groups meanwhile.
+Workers use torch.distributed only at save points, where all of them learn the result of the last save and decide alike.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ LIMIT = 3
 """Failed saves in a row that end the run."""
 
 DEADLINE_S = 120.0
-"""Seconds that a save point waits for the previous save: for all workers' files, and then for the manifest. The others
-wait in a collective meanwhile, so this is well below the group's timeout."""
+"""Seconds that a save point waits for the previous save while none of its workers finishes a layer, and then for the
+manifest. The others wait in a collective meanwhile, so this is well below the group's timeout."""
 
 
 class Saver:
@@ -63,13 +64,20 @@ class Saver:
         self._owner, self._on_published = owner, on_published
         self._save: AsyncSave | None = None
         self._saving_step: int | None = None
-        """The step of the running save; replicas that write nothing also know it."""
+        """The step of the running save; workers that write nothing also know it."""
         self._newest, self._last_finite = start, 0
         self._failures, self._last_fault = 0, ""
         self._last_step: int | None = None
         """Known once it is saved, as often as it takes."""
         self._stale: set[str] = set()
         """Folders of steps after the resumed one."""
+        self._own = {
+            index
+            for index, layer in optimizer.stage.by_index.items()
+            if self._coord.replica == (0 if any(True for _ in layer.buffers()) else index % self._coord.replicas)
+        }
+        """The layers that this worker writes."""
+        self._writers = [rank for rank, layers in enumerate(all_gather(len(self._own))) if layers or not rank]
         if self._coord.rank == 0:
             try:
                 claim(storage, owner)  # before the listing: what another driver publishes after it is not ours
@@ -99,21 +107,20 @@ class Saver:
             return
         snapshot = self._snapshot()
         self._saving_step = step
-        if self._coord.replica == 0:
+        if self._coord.rank in self._writers:
             manifest_job = None
             if self._coord.rank == 0:
                 good_step = self._newest if 0 < self._newest < self._last_finite else None
-                notes, stale = self._notes(units), set(self._stale)
-                manifest_job = ManifestJob(notes, good_step, best, self._log, self._owner, self._on_published, stale)
-            self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord, manifest_job)
+                context = self._notes(units), good_step, best, self._log, self._owner, self._on_published
+                manifest_job = ManifestJob(*context, set(self._stale), self._writers)
+            self._save = AsyncSave(self._storage, step, self._save_id, snapshot, self._coord.rank, manifest_job)
 
     def wait(self) -> None:
         """Waits for the running save to end and logs a failure. All workers must call it."""
         step, self._saving_step = self._saving_step, None
         if step is None:
             return
-        own_fault = self._save.wait_written(self._deadline_s) if self._save is not None else None
-        faults = self._gather(own_fault)
+        faults = self._wait_for_files()
         if self._save is not None and self._coord.rank == 0:
             if faults:
                 self._save.give_up()
@@ -124,6 +131,14 @@ class Saver:
             self._failed(step, faults)
         else:
             self._newest, self._failures = step, 0
+
+    def _wait_for_files(self) -> str:
+        """Waits until all workers have written their layers, or none of them goes on; returns their faults."""
+        while True:
+            fault, goes_on = self._save.wait_written(self._deadline_s) if self._save is not None else (None, False)
+            states = all_gather([self._with_rank(fault), goes_on])
+            if not any(goes_on for _, goes_on in states):
+                return "; ".join(fault for fault, _ in states if fault)
 
     def finish(self, step: int, units: int, best: bool = False) -> None:
         """Returns when the state after the last step is saved; retries a failed save. All workers must call it.
@@ -158,7 +173,7 @@ class Saver:
         return faults
 
     def _snapshot(self) -> Snapshot:
-        """Copies the first replica's layers to host memory, with optimizer state gathered over all replicas."""
+        """Copies the layers that this worker writes to host memory, with optimizer state gathered over all replicas."""
         snapshot: Snapshot = {}
         stage = self._optimizer.stage
         for index, layer in zip(stage.indices, stage.layers, strict=True):
@@ -166,7 +181,7 @@ class Saver:
             for name, _ in layer.named_parameters():
                 state = self._optimizer.state((index, name))
                 tensors |= {f"state/{name}/{part}": value for part, value in state.items()}
-            if self._coord.replica == 0:
+            if index in self._own:
                 snapshot[index] = {name: _to_host(value) for name, value in tensors.items()}
         return snapshot
 

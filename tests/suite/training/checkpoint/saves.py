@@ -22,13 +22,18 @@ LAYERS = len(toy_layers())
 class Counting:
     """One worker whose weights and optimizer state are the number of the step."""
 
-    def __init__(self, rank, world, rendezvous, storage, start=0, log=print, deadline_s=60.0):
+    def __init__(self, rank, world, rendezvous, storage, start=0, log=print, deadline_s=60.0, replicas=1, buffers=()):
+        """Layers of the indices ``buffers`` have one, which is the number of the replica."""
         join(rank, world, rendezvous)
-        self.coord = RankCoord(rank, world, 1)
+        self.coord = RankCoord(rank, world // replicas, replicas)
         layers = toy_layers()
+        for index in buffers:
+            layers[index].register_buffer("replica", torch.zeros(1, device="meta"))
         executor, ties, named, groups = build(self.coord, layers, SumLoss(), "never")
         settings = OptimizerSettings()
-        self.stage = executor.stage
+        self.stage, self.groups = executor.stage, groups
+        for index in set(buffers) & {*self.stage.indices}:
+            self.stage.by_index[index].replica.fill_(self.coord.replica)
         self.update = StageOptimizer(self.stage, len(layers), ties, self.coord, groups, settings)
         self._named = named
         storage = storage if isinstance(storage, Storage) else Storage(storage)

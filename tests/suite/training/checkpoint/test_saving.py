@@ -4,15 +4,29 @@ import os
 import resource
 import shutil
 import threading
+import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
-from suite.training.checkpoint import Storage, list_checkpoints, load_optimizer, load_values, newest_valid, writing
+from suite.training.checkpoint import (
+    Readers,
+    Storage,
+    list_checkpoints,
+    load_optimizer,
+    load_values,
+    newest_valid,
+    reading,
+    writing,
+)
 from suite.training.checkpoint.async_save import ManifestJob
 from suite.training.checkpoint.ownership import OWNER
 from suite.training.checkpoint.reading import UNFINISHED, examine, folders_of
@@ -86,8 +100,99 @@ def join_save(step):
 def test_a_save_that_outlives_its_save_point_is_published_and_no_other_begins_before_it_has_ended(tmp_path):
     ((said, found, failed),) = run_processes(outlives_its_save_point, 1, str(tmp_path))
     assert (found, failed) == ([0, 1, 3], [1, 2])
-    assert "the checkpoint of step 1 was not written (replica 0, stage 0: not done within 0 s)" in said[0]
+    assert "the checkpoint of step 1 was not written (replica 0, stage 0: no layer written within 0 s)" in said[0]
     assert "still busy with the save of step 1" in said[1]
+
+
+class Slow(Storage):
+    """A disk that takes three quarters of a deadline for each layer."""
+
+    def write(self, path, data):
+        time.sleep(0.75 if "layer-" in path else 0)
+        super().write(path, data)
+
+
+def waits_for_progress(rank, world, rendezvous, folder):
+    """Returns what is logged, what is restored, and how many seconds the save point waited."""
+    said = []
+    one = Counting(rank, world, rendezvous, Slow(folder), log=said.append, deadline_s=1.0)
+    one.become(1)
+    one.saver.save(1, 0)
+    begin = time.monotonic()
+    one.saver.wait()
+    return said, restored(folder), time.monotonic() - begin
+
+
+def test_a_save_point_waits_longer_than_its_deadline_while_layers_are_written(tmp_path):
+    """Of two stages with three layers each."""
+    for said, found, seconds in run_processes(waits_for_progress, 2, str(tmp_path)):
+        assert (said, found) == ([], 1)
+        assert seconds > 2 * 0.75
+
+
+class Counted(Storage):
+    """Notes which layers are written and read."""
+
+    def __init__(self, location, layers):
+        super().__init__(location)
+        self._layers = layers
+
+    def write(self, path, data):
+        self._note("writes", path)
+        super().write(path, data)
+
+    def read(self, path, size):
+        self._note("reads", path)
+        return super().read(path, size)
+
+    def _note(self, what, path):
+        if "layer-" in path:
+            self._layers.append((what, int(path.rpartition("layer-")[2][:4])))
+
+
+def shared(rank, world, rendezvous, folder, damaged):
+    """Two replicas of two stages save twice and load. Returns what this worker wrote and read, the step that it loaded,
+    its values, the replica whose buffer it has, and whether it still holds what it read."""
+    noted, said = [], []
+    one = Counting(rank, world, rendezvous, Counted(folder, noted), replicas=2, buffers=(2,))
+    for step in (1, 2):
+        one.become(step)
+        one.saver.save(step, 0)
+    one.saver.finish(2, 0)
+    dist.barrier()
+    if rank == 0 and damaged is not None:
+        path = layer_path(Path(folder) / "00000002", damaged)
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    dist.barrier()
+    one.become(9)
+    with patch.object(reading, "Storage", partial(Counted, layers=noted)):
+        readers = Readers(one.coord, one.groups.data_parallel)
+        found = newest_valid(folder, one.stage.indices, LAYERS, said.append, readers=readers)
+    assert found.layers.keys() == {*one.stage.indices}
+    load_values(found, one.stage)
+    load_optimizer(found, one.update)
+    state = [value for key in one.stage.named_parameters() for value in one.update.state(key).values()]
+    values = {
+        float(number) for value in (*one.stage.layers.parameters(), *state) for number in value.detach().flatten()
+    }
+    buffers = [int(buffer) for buffer in one.stage.layers.buffers()]
+    return sorted(noted), found.step, values, buffers, found.layers, said
+
+
+@pytest.mark.parametrize("damaged", [None, 4])
+def test_replicas_share_writing_and_reading_and_all_have_the_same(tmp_path, damaged):
+    """Layers 0 to 2 are of stage 0, 3 to 5 of stage 1. Layer 2 has a buffer, in which replicas may differ."""
+    found = run_processes(shared, 4, str(tmp_path), damaged)
+    written = [sorted({layer for what, layer in noted if what == "writes"}) for noted, *_ in found]
+    assert written == [[0, 2], [4], [1], [3, 5]]  # ranks: stages of replica 0, then of replica 1
+    reads = Counter(layer for noted, *_ in found for what, layer in noted if what == "reads")
+    tries = 1 if damaged is None else 2
+    assert reads == dict.fromkeys(range(LAYERS), tries)
+    step = 2 if damaged is None else 1
+    for rank, (_, loaded, values, buffers, left, said) in enumerate(found):
+        assert (loaded, values, left) == (step, {float(step)}, {})
+        assert buffers == ([0] if rank % 2 == 0 else [])
+        assert bool(said) == (damaged is not None and rank == 0)
 
 
 def limit(size):
