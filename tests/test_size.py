@@ -25,7 +25,7 @@ BUDGETS = {
     "launch/tracking": 671,
     "launch/train": 655,
     "launch/watching": 1275,
-    "launch/worker": 1861,
+    "launch/worker": 1874,
     "experiments": 119,
     "experiments/base": 1193,
     "experiments/custom": 1964,

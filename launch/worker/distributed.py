@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import time
 from collections import deque
@@ -23,6 +24,9 @@ from suite.pipeline.planning.simulate import Link
 GROUP_TIMEOUT_S = 300.0
 """Timeout of a collective in seconds, unless planned steps are long; much longer than the wait for a checkpoint."""
 
+OPEN_FILES = 1 << 16
+"""Enough for connections to thousands of workers; some systems begin with 1,024."""
+
 REPEATS = 9
 """How often a message is timed."""
 
@@ -40,9 +44,17 @@ def init_process_group(
     timeout_s: float = GROUP_TIMEOUT_S,
 ) -> torch.device:
     """Joins the default process group, by a URL or in a store; returns this process's device: the GPU of index ``gpu``,
-    or the CPU. Also sets torch's ``threads``, if given; on a GPU ``gpu_environment`` and the kernel of attention."""
+    or the CPU. Also sets torch's ``threads``, if given; on a GPU ``gpu_environment`` and the kernel of attention.
+
+    gloo connects two workers at their first message: each with each other, for every group, would be a million entries
+    of the store and a thousand descriptors a worker at 1,024 workers. The soft limit of open files becomes OPEN_FILES,
+    if the hard one is not lower.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, OPEN_FILES)), most))
     if gpu is not None:
         os.environ.update(gpu_environment())
         torch.cuda.set_device(gpu)
