@@ -8,7 +8,7 @@ $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
 export GPIPE_BY_MAKE := 1
 
-TARGETS := help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff list settings submit jobs logs stop fetch gpu-check doctor test test-faults lint clean
+TARGETS := help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff list settings submit gpu-check doctor test test-faults lint clean
 KNOWN   := $(VALUES) BEST REMEASURE PYTHON
 OTHERS  := $(sort $(filter-out $(KNOWN),$(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(.each)))))
 SPELLED  = $(strip $(foreach .each,$(KNOWN),$(if $(filter $(OTHERS),$(shell echo $(.each) | tr A-Z a-z)),$(.each))))
@@ -93,18 +93,6 @@ settings: $(READY) ## print every setting, with its value in an experiment: NAME
 
 submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), ADDRESS=http://head:8265, STORAGE=, SCALE=, SET=, JOB= (docs/cluster.md)
 	@$(GPIPE) submit --address "$$ADDRESS" --scale "$${SCALE:-auto}" --set "$$SET" --storage "$$STORAGE" --job "$$JOB" --run "$$RUN" -- "$$NAME"
-
-jobs: $(READY) ## the jobs on a cluster: ADDRESS=
-	@$(GPIPE) jobs --address "$$ADDRESS"
-
-logs: $(READY) ## follow a job to its end: JOB=, ADDRESS=
-	@$(GPIPE) logs --address "$$ADDRESS" -- "$$JOB"
-
-stop: $(READY) ## end a job: JOB=, ADDRESS=; make submit RUN= resumes its run
-	@$(GPIPE) stop --address "$$ADDRESS" -- "$$JOB"
-
-fetch: $(READY) ## copy the files of a job, without checkpoints, to runs/: JOB=, ADDRESS=
-	@$(GPIPE) fetch --address "$$ADDRESS" -- "$$JOB"
 
 gpu-check: $(READY) ## the first hour on a GPU: gradients, an update on all GPUs, a step's time and memory, K = 2; DEVICE=cuda|cpu (docs/gpu.md)
 	@$(VENV)/bin/python -m tests.gpu --device "$${DEVICE:-cuda}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 from experiments.base.hints import command
@@ -106,10 +105,6 @@ def resume(
     from launch.train.command import resume as resume_run
     from suite.training.checkpoint import parse_choice
 
-    if "GPIPE_JOB" in os.environ:
-        from launch.jobs.in_job_upload import restore
-
-        restore(run, console.print)
     run_command(launcher, lambda: resume_run(run, " ".join(settings), launcher, console, parse_choice(checkpoint)))
 
 
@@ -220,8 +215,7 @@ def main() -> None:
     exception (1) and for an interrupt (130)."""
     code = 1
     try:
-        with _as_job():  # copies the job's runs after an interrupt, too
-            code = _run_command()
+        code = _run_command()
     except BaseException as error:
         if not interrupts.was_interrupted():
             message, code = describe_error(error)
@@ -259,15 +253,6 @@ def _check_arguments() -> None:
                 f"argument {at} is not UTF-8: it has the byte 0x{byte.hex()} after {error.start} characters; "
                 "convert it first, for example with iconv"
             ) from None
-
-
-def _as_job() -> AbstractContextManager[None]:
-    """A context that, in a job on a cluster, copies the job's runs to their storage. Elsewhere it does nothing."""
-    if "GPIPE_JOB" not in os.environ:
-        return nullcontext()
-    from launch.jobs.in_job_upload import uploading
-
-    return uploading(console.print)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ SettingsFormat = Literal["text", "markdown"]
 
 NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
 ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: list the names")]
-JobArgument = Annotated[str, typer.Argument()]
 ScaleOption = Annotated[
     Scale, choice("--scale", Scale, "paper: the paper's sizes; laptop: narrow; slice: the paper's widths, few layers")
 ]

@@ -15,11 +15,14 @@ import json
 import logging
 import os
 import platform
+import re
 import socket
 import sys
 import time
+import tomllib
 import uuid
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 MARK = "@gpipe-probe "
@@ -41,6 +44,17 @@ def installed_versions(names: list[str]) -> dict[str, str | None]:
     """Returns the version of each package, None for one that is not installed."""
     found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in names}
     return {name: package.version if package else None for name, package in found.items()}
+
+
+def pinned_versions() -> dict[str, str]:
+    """Returns the versions of the suite's direct dependencies that are pinned, from the checkout or as installed."""
+    project = Path(__file__).parents[1] / "pyproject.toml"
+    if project.exists():
+        requirements = tomllib.loads(project.read_text())["project"]["dependencies"]
+    else:
+        requirements = importlib.metadata.requires("gpipe-suite") or []
+    pins = (re.fullmatch(r"([\w.-]+)(?:\[.*\])?==([\w.]+)", line) for line in requirements)
+    return {pin[1]: pin[2] for pin in pins if pin}
 
 
 def same_version(found: str | None, pinned: str) -> bool:

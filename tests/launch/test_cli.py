@@ -43,8 +43,8 @@ def here(monkeypatch, tmp_path):
 def test_the_list_of_commands_is_fixed():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "check", "checkpoints", "diff", "doctor", "experiment", "export", "fetch", "generate",
-        "jobs", "list", "logs", "plan", "report", "resume", "runs", "score", "settings", "stop", "submit",
+        "check", "checkpoints", "diff", "doctor", "experiment", "export", "generate",
+        "list", "plan", "report", "resume", "runs", "score", "settings", "submit",
         "sweep", "sync", "table", "translate", "watch",
     }  # fmt: skip
 
@@ -102,7 +102,7 @@ def test_the_list_of_commands_is_fixed():
         (["submit", "t128_6", "--address", "http://127.0.0.1:1"], ["t128_6", "did you mean t128_6b"]),
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME=", "depth_width"]),
-        (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["only a bucket and a path"]),
+        (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["is not a folder that nodes share"]),
         (["experiment", "t128_6b", "--set", "train.checkpoint_dir=s3://b/x?region=a"], ["only a bucket and a path"]),
         (["settings", "t128_6"], ["t128_6", "did you mean t128_6b"]),
         (["settings", "t128_6b", "--scale", "paper", "--set", "train.step=5"], ["train.step", "train.steps"]),
@@ -274,18 +274,6 @@ def test_a_file_that_cannot_be_read_or_written_is_not_a_defect_of_the_suite(monk
         monkeypatch.setattr("launch.catalog.experiments_table", fail)
         said = f"error: {path} cannot be read or written: {os.strerror(error)}; check its permissions or work elsewhere"
         assert refusal("list").startswith(said)
-
-
-def test_a_failure_to_copy_a_jobs_runs_is_one_sentence(monkeypatch):
-    def fail(log):
-        raise RuntimeError("no head")
-
-    monkeypatch.setenv("GPIPE_JOB", "j")
-    monkeypatch.setattr("launch.jobs.in_job_upload.uploading", fail)
-    code, _, errors = call("list")
-    assert code == 1
-    (printed,) = errors.splitlines()
-    assert printed.startswith("error: RuntimeError: no head; this is a defect of the suite")
 
 
 def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_in_a_log(monkeypatch, tmp_path):

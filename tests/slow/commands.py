@@ -64,10 +64,6 @@ EXAMPLES = [
          "--set", SMALL),
         "job first is done",
     ),
-    Example("jobs", ("--address", "ADDRESS"), "first"),
-    Example("logs", ("first", "--address", "ADDRESS"), "step 4/4"),
-    Example("fetch", ("first", "--address", "ADDRESS"), "folder:"),
-    Example("stop", ("first", "--address", "ADDRESS"), "first"),
 ]  # fmt: skip
 
 
