@@ -31,7 +31,7 @@ def doctor(
     address: Annotated[
         str, typer.Option(help="a dashboard (head:8265) or Ray itself (head:6379); empty: RAY_ADDRESS or this machine")
     ] = "",
-    storage: Annotated[str, typer.Option(help="folder or URL for the runs; empty: ./runs")] = "",
+    storage: Annotated[str, typer.Option(help="folder for the runs, shared by all nodes; empty: ./runs")] = "",
 ) -> None:
     """Check this machine or a Ray cluster before a run; exit code 1 if there is a fault."""
     from launch.jobs.client import is_dashboard

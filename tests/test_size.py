@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "launch": 1464,
     "launch/backends": 1720,
-    "launch/diagnostics": 1185,
+    "launch/diagnostics": 685,
     "launch/diff": 959,
     "launch/inference": 1200,
     "launch/jobs": 648,
