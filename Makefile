@@ -8,7 +8,7 @@ $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
 export GPIPE_BY_MAKE := 1
 
-TARGETS := help experiment resume checkpoints plan table bench sweep report runs watch score sync translate generate export check diff list settings submit gpu-check doctor test test-faults lint clean
+TARGETS := help experiment resume checkpoints plan table bench sweep report runs score sync translate generate export check diff list settings submit gpu-check doctor test test-faults lint clean
 KNOWN   := $(VALUES) BEST REMEASURE PYTHON
 OTHERS  := $(sort $(filter-out $(KNOWN),$(foreach .each,$(.VARIABLES),$(if $(filter command,$(origin $(.each))),$(.each)))))
 SPELLED  = $(strip $(foreach .each,$(KNOWN),$(if $(filter $(OTHERS),$(shell echo $(.each) | tr A-Z a-z)),$(.each))))
@@ -55,14 +55,11 @@ bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, tran
 sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, laptop_long, tiny, gpu, paper; without NAME, list them and their scales
 	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-local}" -- "$$NAME"
 
-report: $(READY) ## the report of a sweep: NAME=, SCALE=; without NAME, of all; or the page of a run: RUN=; of several compared: RUN="a b"
+report: $(READY) ## the report of a sweep: NAME=, SCALE=; without NAME, of all; or the page of a run: RUN=
 	@$(GPIPE) report --scale "$${SCALE:-auto}" --run "$$RUN" -- "$$NAME"
 
 runs: $(READY) ## the runs here, newest first: NAME= (part of a name), or RUN= for one
 	@$(GPIPE) runs -- "$${RUN:-$$NAME}"
-
-watch: $(READY) ## follow a run that trains, from another terminal: RUN=
-	@$(GPIPE) watch -- "$$RUN"
 
 score: $(READY) ## BLEU and chrF of a trained run, a language and direction: RUN=, CHECKPOINT=, SET="score.beam=1 score.max_pairs=100"
 	@$(GPIPE) score --set "$$SET" --checkpoint "$$CHECKPOINT" -- "$$RUN"
@@ -97,7 +94,7 @@ submit: $(READY) ## run it as a job on a Ray cluster: NAME= (or RUN=, there), AD
 gpu-check: $(READY) ## the first hour on a GPU: gradients, an update on all GPUs, a step's time and memory, K = 2; DEVICE=cuda|cpu (docs/gpu.md)
 	@$(VENV)/bin/python -m tests.gpu --device "$${DEVICE:-cuda}"
 
-doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=http://head:8265 or host:port, STORAGE=folder-or-URL
+doctor: $(READY) ## examine this machine, or a Ray cluster and its links: ADDRESS=http://head:8265 or host:port, STORAGE=folder
 	@$(GPIPE) doctor --address "$$ADDRESS" --storage "$$STORAGE"
 
 test: $(READY) ## run the tests

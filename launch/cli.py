@@ -168,17 +168,15 @@ def sweep(
 def report(
     name: Annotated[str, typer.Argument(help="a sweep; empty: all that have runs")] = "",
     scale: Annotated[str, typer.Option(help="auto: every scale that has runs")] = "auto",
-    run: Annotated[
-        list[str], typer.Option(help="the page of this run instead; several, with blanks between, are compared")
-    ] = NONE_GIVEN,
+    run: Annotated[str, typer.Option(help="the page of this run instead")] = "",
 ) -> None:
-    """Write the report of a sweep, or with --run the page of a run, or of several runs compared."""
-    if any(text.strip() for text in run):
-        from launch.watching.report import report_runs
+    """Write the report of a sweep, or with --run the page of a run."""
+    if run.strip():
+        from launch.watching.report import report_run
 
         if name:
             raise SettingError(f"both the sweep {name!r} and --run are given; give one of them")
-        report_runs(run, console)
+        report_run(run, console)
         return
     from launch.sweeps.command import report as write_report
 

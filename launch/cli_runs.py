@@ -25,13 +25,6 @@ def runs(name: Annotated[str, typer.Argument(help="part of a name, or one run; e
     print_runs(name, console)
 
 
-def watch(run: str) -> None:
-    """Follow a run that trains, from another terminal: its steps, and what each stage does now."""
-    from launch.watching.watch import watch as watch_run
-
-    watch_run(run, console)
-
-
 def score(run: str, settings: ScoreSetOption = NONE_GIVEN, checkpoint: CheckpointOption = "") -> None:
     """Score a trained run: BLEU and chrF per language and direction, on held-out test pairs."""
     from launch.inference.score import score_from_cli
@@ -136,4 +129,4 @@ def check(
     raise typer.Exit(not check_experiment(ShortTraining(name, scale, steps, " ".join(settings)), console))
 
 
-COMMANDS = (checkpoints, runs, watch, score, sync, translate, generate, export, diff, check)
+COMMANDS = (checkpoints, runs, score, sync, translate, generate, export, diff, check)

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1464,
+    "launch": 1230,
     "launch/backends": 1720,
     "launch/diagnostics": 685,
     "launch/diff": 959,
@@ -22,9 +22,9 @@ BUDGETS = {
     "launch/storage_sync": 328,
     "launch/supervision": 680,
     "launch/sweeps": 1039,
-    "launch/tracking": 671,
+    "launch/tracking": 632,
     "launch/train": 655,
-    "launch/watching": 1275,
+    "launch/watching": 953,
     "launch/worker": 1859,
     "experiments": 119,
     "experiments/base": 1193,

@@ -45,7 +45,7 @@ def test_the_list_of_commands_is_fixed():
     assert names == {
         "check", "checkpoints", "diff", "doctor", "experiment", "export", "generate",
         "list", "plan", "report", "resume", "runs", "score", "settings", "submit",
-        "sweep", "sync", "table", "translate", "watch",
+        "sweep", "sync", "table", "translate",
     }  # fmt: skip
 
 
