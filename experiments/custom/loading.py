@@ -50,11 +50,6 @@ class Source(NamedTuple):
         return f"{self.place}:{self.function}" + (f"[{self.label}]" if self.label else "")
 
 
-def is_source(name: str) -> bool:
-    """Whether a name stands for a function of a file or of a module, as no name of the registry does."""
-    return ":" in name
-
-
 def absolute(name: str) -> str:
     """Returns the source with its file's full path, because workers may have another working directory; below ``ROOT``
     the path from there, which is the same on all nodes of a job.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +41,7 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     if "://" in storage:
         shown = option("STORAGE", hide_secrets(storage))
         raise SettingError(f"{shown} is a URL, and the doctor checks a folder that nodes share; give its path")
+    Path(storage).exists()  # raises OSError for an invalid file name
     if not storage:
         with suppress(OSError):  # reported below
             RUNS.mkdir(parents=True, exist_ok=True)

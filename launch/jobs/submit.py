@@ -18,10 +18,11 @@ from pathlib import Path
 from rich.console import Console
 
 from experiments.base import hints
-from experiments.custom.loading import absolute, is_source
+from experiments.custom.loading import absolute
 from experiments.custom.own_imports import ROOT
+from experiments.names import SWEEP_NAMES, TRANSFORMER, check_experiment, experiment_names, is_source
 from experiments.planning.pipeline_settings import split_pipeline_auto
-from experiments.registry import experiments, find
+from experiments.registry import find
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
 from launch.jobs.client import JobClient
@@ -29,7 +30,7 @@ from launch.jobs.follow import JobLog
 from launch.jobs.package import OWN, copy_checkout, is_tracked
 from launch.runs.store import ADDRESS, JOB, SOURCE
 from launch.tracking.progress import FOLLOWED
-from suite.errors import PlacementError, SettingError, nearest
+from suite.errors import PlacementError, SettingError
 from suite.paths import hide_secrets
 
 FORWARDED_VARIABLES = (hints.BY_MAKE, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
@@ -120,13 +121,12 @@ def job_command(request: JobRequest) -> JobCommand:
         find_scale(SWEEPS[name], scale)
         return JobCommand(name, ("sweep", name, "--scale", scale, "--launcher", "ray"))
     if not name:
-        known = ", ".join([*experiments(), *SWEEPS])
+        known = ", ".join([*experiment_names(), *SWEEP_NAMES])
         raise SettingError(
             f"which experiment or sweep? Name one with {hints.option('NAME')}, or resume a run with "
             f"{hints.command('submit', RUN='name/id')}; {known}"
         )
-    if not is_source(name) and name not in experiments():
-        raise SettingError(f"no experiment or sweep is called {name}; {nearest(name, [*experiments(), *SWEEPS])}")
+    check_experiment(name, (TRANSFORMER, *SWEEP_NAMES))
     with suppress(PlacementError):  # the cluster may have more devices
         find(name).with_settings(split_pipeline_auto(settings)[0])
     packed, own = _packed_source(name) if is_source(name) else (name, None)

@@ -66,7 +66,7 @@ def test_the_list_of_commands_is_fixed():
             ["experiment", "t128_6b", "--set", "train.steps=50,pipeline.stages=2"],
             ["'train.steps=50,pipeline.stages=2' has settings with a comma between them; separate them by blanks"],
         ),
-        (["check", ""], ["there is no experiment without a name; known names: amoebanet_fashion"]),
+        (["check", ""], ["which experiment? Name one with NAME=; make list lists them"]),
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
         (["experiment", "t128_6b", "--set", "train.steps=1", "--set", "train.steps=2"], ["set twice, to 1 and to 2"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
@@ -166,8 +166,7 @@ SMALLEST = {name: experiments()[name] for name in ("t12_400m", "romance_strings"
     [
         ("table", [*TABLES]),
         ("sweep", [*SWEEPS]),
-        ("plan", [*SMALLEST, "transformer_<L>", "amoebanet_<L>x<D>"]),
-        ("experiment", [*SMALLEST]),
+        ("list", [*SMALLEST]),
     ],
 )
 def test_without_a_name_the_choices_are_listed(command, names, monkeypatch):
@@ -245,8 +244,38 @@ def test_names_of_commands_and_experiments_are_completed(words, completions):
     assert printed_lines(forbidden=("torch", "ray", "deepspeed"), **variables) == completions
 
 
-def test_completion_has_all_experiments():
+def test_the_names_that_are_known_without_torch_are_all():
     assert sorted(cli.experiment_names()) == sorted(experiments())
+    assert tuple(SWEEPS) == cli.SWEEP_NAMES
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} nosuch" for name in ("experiment", "plan", "settings", "check", "diff", "submit", "table", "sweep")),
+        *(f"{name} no/such" for name in ("resume", "checkpoints", "score", "generate", "export", "report --run")),
+        *("experiment", "plan", "report nosuch", "translate no/such --to de", "table breakdown --run no/such"),
+    ],
+)
+def test_a_wrong_name_is_told_without_torch(command):
+    code = (
+        f"import sys, launch.cli; sys.argv = ['gpipe', *{command.split()}]\n"
+        "try: launch.cli.main()\nexcept SystemExit as end: sys.exit(10 * ('torch' in sys.modules) + end.code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr[:7]) == (2, 1, "error: "), done.stderr
+
+
+def test_without_a_name_the_list_is_named():
+    for command in ("experiment", "plan"):
+        assert "which experiment? Name one with NAME=; make list lists them" in refusal(command)
+
+
+def test_the_help_of_make_fits_a_screen():
+    shown = subprocess.run(["make", "-C", Path(cli.__file__).parents[1], "help"], capture_output=True, text=True)
+    lines = [line for line in shown.stdout.splitlines() if not line.startswith("make: ")]
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
 
 
 LIBRARIES = ("ray", "deepspeed", "datasets", "transformers", "torch._dynamo")

@@ -74,7 +74,7 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
 @pytest.mark.parametrize(
     ("submission", "part"),
     [
-        (JobRequest("t128_6"), "no experiment or sweep is called t128_6; did you mean t128_6b"),
+        (JobRequest("t128_6"), "there is no experiment t128_6; did you mean t128_6b"),
         (JobRequest("t128_6b", settings="train.step=5"), "train.step"),
         (JobRequest("t128_6b", settings="train.steps=x"), "train.steps"),
         (JobRequest("depth_width", settings="train.steps=5"), "takes no settings"),
