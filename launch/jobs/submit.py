@@ -11,18 +11,21 @@ import re
 import shlex
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 
 from experiments.base import hints
+from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute
 from experiments.custom.own_imports import ROOT
 from experiments.names import SWEEP_NAMES, TRANSFORMER, check_experiment, experiment_names, is_source
 from experiments.planning.pipeline_settings import split_pipeline_auto
-from experiments.registry import find
+from experiments.registry import find, resolve
+from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
 from launch.jobs.client import JobClient
@@ -30,8 +33,9 @@ from launch.jobs.follow import JobLog
 from launch.jobs.package import OWN, copy_checkout, is_tracked
 from launch.runs.store import ADDRESS, JOB, SOURCE
 from launch.tracking.progress import FOLLOWED
-from suite.errors import PlacementError, SettingError
+from suite.errors import PlacementError, SettingError, nearest
 from suite.paths import hide_secrets
+from suite.pipeline.planning.devices import GIB
 
 FORWARDED_VARIABLES = (hints.BY_MAKE, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
 """Environment variables that a job inherits; no secrets."""
@@ -127,10 +131,23 @@ def job_command(request: JobRequest) -> JobCommand:
             f"{hints.command('submit', RUN='name/id')}; {known}"
         )
     check_experiment(name, (TRANSFORMER, *SWEEP_NAMES))
-    with suppress(PlacementError):  # the cluster may have more devices
-        find(name).with_settings(split_pipeline_auto(settings)[0])
+    _check_settings(name, scale, settings)
     packed, own = _packed_source(name) if is_source(name) else (name, None)
     return JobCommand(name.rpartition(":")[2], ("experiment", packed, "--scale", scale, *options), own, name)
+
+
+def _check_settings(name: str, scale: str, settings: str) -> None:
+    """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
+    settings, pipeline_auto = split_pipeline_auto(settings)
+    if scale not in get_args(RequestedScale):
+        raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(RequestedScale))}")
+    if scale in ("paper", "auto"):  # auto may choose any scale
+        with suppress(SettingError) if scale == "auto" else nullcontext():
+            find(name).with_settings(settings)
+            return
+    with suppress(PlacementError):
+        small: RequestedScale = "slice" if scale == "slice" else "laptop"
+        resolve(name, small, Cluster(64, 64 * GIB, "cpu"), settings, pipeline_auto)
 
 
 def _packed_source(name: str) -> tuple[str, Path | None]:

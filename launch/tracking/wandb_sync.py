@@ -46,7 +46,8 @@ def sync(name: str, console: Console) -> None:
         except SettingError:
             console.print(f"{run.name}: it is being trained or scored: skipped")
             continue
-        console.print(f"{run.name}: {'failed' if failure else f'{len(parts)} parts uploaded'}")
+        uploaded = f"{len(parts)} part{'s' * (len(parts) > 1)} uploaded"
+        console.print(f"{run.name}: {'failed' if failure else uploaded}")
         failures += [f"{run.name}: {failure}"] if failure else []
     if failures:
         raise TrackingError(f"{len(failures)} of {len(waiting)} runs were not uploaded; {'; '.join(failures)}")

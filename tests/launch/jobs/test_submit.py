@@ -25,6 +25,15 @@ def test_a_job_runs_the_same_command_as_a_local_run():
     assert resumed.arguments == ("resume", "t/20260101-000000")
 
 
+def test_settings_that_only_the_paper_scale_takes_are_sent_unless_a_small_scale_is_asked_for():
+    settings = "train.profile_steps=1000-1001"
+    assert job_command(JobRequest("t128_6b", settings=settings)).arguments[-1] == settings
+    with pytest.raises(SettingError, match="profile_steps"):
+        job_command(JobRequest("t128_6b", "laptop", settings))
+    with pytest.raises(SettingError, match="validate_evry"):
+        job_command(JobRequest("t128_6b", settings="train.validate_evry=1000"))
+
+
 def test_a_job_gets_an_experiment_of_a_file_that_git_tracks(tmp_path):
     text = job_command(JobRequest(f"{ROOT}/examples/language_model.py:text", settings="train.steps=5"))
     assert text.name == "text"
@@ -76,7 +85,8 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
     [
         (JobRequest("t128_6"), "there is no experiment t128_6; did you mean t128_6b"),
         (JobRequest("t128_6b", settings="train.step=5"), "train.step"),
-        (JobRequest("t128_6b", settings="train.steps=x"), "train.steps"),
+        (JobRequest("t128_6b", "laptp"), "unknown scale 'laptp'"),
+        (JobRequest("t128_6b", "paper", "train.steps=x"), "train.steps"),
         (JobRequest("depth_width", settings="train.steps=5"), "takes no settings"),
         (JobRequest("depth_width", "huge"), "has no scale 'huge'"),
         (JobRequest("", run="a b"), "RUN='a b'"),
