@@ -14,10 +14,10 @@ from experiments.base import overrides
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import FORMAT, Experiment
 from experiments.custom.experiment import find_custom
-from experiments.custom.loading import is_source
 from experiments.language_model.runs import find_transformer
+from experiments.names import ENTRY_POINTS, check_experiment, is_source
 from experiments.scaling.scale_choice import RequestedScale, choose_scale
-from suite.errors import RunFileError, SettingError, nearest
+from suite.errors import RunFileError, SettingError
 from suite.paths import read_text
 
 TASK_FOLDERS = (translation, language_model, images, custom)
@@ -26,8 +26,6 @@ TASK_FOLDERS = (translation, language_model, images, custom)
 TASKS: dict[str, type[Experiment]] = {
     str(folder.EXPERIMENT.model_fields["task"].default): folder.EXPERIMENT for folder in TASK_FOLDERS
 }
-
-ENTRY_POINTS = "gpipe.experiments"
 
 
 def experiments() -> dict[str, Callable[[], Experiment]]:
@@ -51,14 +49,10 @@ def find(name: str) -> Experiment:
     """
     if is_source(name):
         return find_custom(name)
-    if name.endswith(".py"):
-        raise SettingError(f"{name} is a file; name the function in it: {name}:function")
     if (transformer := find_transformer(name)) is not None:
         return transformer
-    known = experiments()
-    if name not in known:
-        raise SettingError(f"there is no experiment {name or 'without a name'}; {nearest(name, known)}")
-    return known[name]()
+    check_experiment(name)
+    return experiments()[name]()
 
 
 def read_experiment(text: str) -> Experiment:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+import sys
 from typing import Annotated, Any, Literal, get_args
 
 import typer
 
+from experiments.names import experiment_names
 from launch.terminal import Terminal
 from suite.errors import SettingError, nearest
 
@@ -29,12 +29,6 @@ def choice(option: str, kind: Any, help: str) -> Any:
     )
 
 
-def experiment_names() -> list[str]:
-    """Returns the names of the experiments, for completion: from the source, because its import takes seconds."""
-    sources = sorted((Path(__file__).parents[1] / "experiments").glob("*/runs.py"))
-    return [name for source in sources for name in re.findall(r"^def ([a-z]\w*)\(\)", source.read_text(), re.MULTILINE)]
-
-
 Scale = Literal["auto", "paper", "laptop", "slice"]
 LauncherName = Literal["ray", "local", "env"]
 SweepLauncherName = Literal["ray", "local"]
@@ -42,8 +36,7 @@ PlanFormat = Literal["text", "json"]
 SettingsFormat = Literal["text", "markdown"]
 
 NameArgument = Annotated[str, typer.Argument(help="empty: list the names")]
-ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="empty: list the names")]
-JobArgument = Annotated[str, typer.Argument()]
+ExperimentArgument = Annotated[str, typer.Argument(autocompletion=experiment_names, help="as gpipe list has them")]
 ScaleOption = Annotated[
     Scale, choice("--scale", Scale, "paper: the paper's sizes; laptop: narrow; slice: the paper's widths, few layers")
 ]
@@ -59,4 +52,32 @@ SweepLauncherOption = Annotated[SweepLauncherName, choice("--launcher", SweepLau
 CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", metavar="<best|latest|STEP>", help="empty: the best, otherwise the latest")
 ]
+ResumedOption = Annotated[
+    str,
+    typer.Option(
+        "--checkpoint",
+        metavar="<best|latest|STEP>",
+        help="empty: the latest; those after the chosen one are abandoned",
+    ),
+]
+SideOption = Annotated[
+    list[str], typer.Option(help='settings, such as "pipeline.stages=2 pipeline.schedule=1f1b"; or plain: no pipeline')
+]
+StepsOption = Annotated[int, typer.Option(help="how many are trained")]
 AddressOption = Annotated[str, typer.Option(help="address of the cluster's dashboard; empty: RAY_API_SERVER_ADDRESS")]
+
+
+def _print_version(requested: bool) -> None:
+    if not requested:
+        return
+    from launch.node_probe import installed_versions
+
+    for package, found in installed_versions(["gpipe-suite", "torch", "ray", "deepspeed"]).items():
+        print(package, found or "not installed")
+    print("Python", sys.version.split()[0])
+    raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print versions and exit")
+]

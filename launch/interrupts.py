@@ -32,7 +32,7 @@ UNWIND_S = 2.5
 
 JOB_STOP_S = 60
 """Seconds between the signal that asks a job's driver to stop and the one that kills it. The driver has half of them
-to stop its workers, and the other half to upload its runs a last time."""
+to stop its workers."""
 
 _received, _unwound, _leaving = threading.Event(), threading.Event(), threading.Lock()
 _in_command = _is_handled = False

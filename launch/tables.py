@@ -25,7 +25,7 @@ from launch.tracking.progress import log_by_part
 from launch.worker import measure
 from launch.worker.devices import cores, this_machine
 from launch.worker.run_plan import RunPlan
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError
 from suite.log import Log
 from suite.paths import read_json
 from suite.pipeline.planning.costs import LayerCost
@@ -38,7 +38,8 @@ SECONDS_A_CASE, FEWEST_STEPS, MOST_STEPS = 8.0, 3, 5
 
 
 def table(name: str, run: str, console: Console) -> None:
-    """Prints a table and writes it as Markdown and CSV. Raises SettingError for an unknown name or run."""
+    """Prints a table and writes it as Markdown and CSV. ``name`` is one of ``catalog.TABLES``. Raises
+    SettingError for an unknown run."""
     log: Log = console.print
     report = log_by_part(f"table {name}", log)
     step_of = partial(_measure_step, log=log)
@@ -50,8 +51,6 @@ def table(name: str, run: str, console: Console) -> None:
         "5": _batch_sizes,
         "breakdown": lambda: [_breakdown(run)],
     }
-    if name not in tables:
-        raise SettingError(f"unknown table {name!r}; {nearest(name, tables)}")
     for result_table in tables[name]():
         console.print(result_table.rich_table() if console.is_terminal else result_table.markdown())
         for path in result_table.write(FOLDER):

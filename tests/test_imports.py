@@ -10,8 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 ORDER = [
     "launch/cli",
-    "launch/cli_runs",
-    "launch/cli_cluster",
+    "launch/entry",
     "launch/cli_options",
     "launch/jobs",
     "launch/tables",
@@ -47,6 +46,7 @@ ORDER = [
     "experiments/language_model",
     "experiments/translation",
     "experiments/report",
+    "experiments/names",
     "experiments/base",
     "models",
     "suite/training/checkpoint",

@@ -8,7 +8,7 @@ import shlex
 BY_MAKE = "GPIPE_BY_MAKE"
 """Environment variable that the Makefile sets: its targets work where the user is."""
 
-_ARGUMENTS = ("NAME", "RUN", "JOB", "TEXT")
+_ARGUMENTS = ("NAME", "RUN", "TEXT")
 _OPTION_RUN = ("submit", "report", "table", "diff")
 """Commands that take a run by an option."""
 

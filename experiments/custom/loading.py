@@ -50,15 +50,6 @@ class Source(NamedTuple):
         return f"{self.place}:{self.function}" + (f"[{self.label}]" if self.label else "")
 
 
-def is_source(name: str) -> bool:
-    """Whether a name stands for a function of a file or of a module, as no name of the registry does."""
-    return ":" in name
-
-
-RUN_FILES = ("experiment.toml", "fetched.json")
-"""Files that mark the folder of a run, and one that ``make fetch`` copied from a cluster."""
-
-
 def absolute(name: str) -> str:
     """Returns the source with its file's full path, because workers may have another working directory; below ``ROOT``
     the path from there, which is the same on all nodes of a job.
@@ -144,7 +135,7 @@ def _check_outside_runs(place: str) -> None:
     """Raises SettingError for code in a run's folder: the folder may come from another machine, with its settings."""
     for path in [ROOT / place] if _is_file(place) else _paths_of_module(place):
         for folder in (path.resolve(), *path.resolve().parents):
-            if any((folder / file).exists() for file in RUN_FILES):
+            if (folder / "experiment.toml").exists():
                 raise SettingError(
                     f"{place} is in the run folder {folder}, and code in run folders is never executed, because they "
                     "may come from another machine; copy it elsewhere and start a new run of it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from experiments.names import check_sweep
 from experiments.sweeps import batch_size, low_resource, multilingual_sweeps, trainability, transfer
 from experiments.sweeps.members.base import Sweep
 from suite.errors import SettingError, nearest
@@ -24,8 +25,7 @@ SWEEPS: dict[str, Sweep] = {
 
 def find_sweep(name: str) -> Sweep:
     """Raises SettingError with the closest names for an unknown one."""
-    if name not in SWEEPS:
-        raise SettingError(f"there is no sweep {name!r}; {nearest(name, SWEEPS)}")
+    check_sweep(name)
     return SWEEPS[name]
 
 

@@ -25,8 +25,6 @@ class Node:
     id: str = ""
     cpus: int | None = None
     gpus: int | None = None
-    ports: tuple[int, ...] = ()
-    """The ports of Ray's own processes on the node."""
 
 
 Arguments = Callable[[Node], tuple[Any, ...]]
@@ -41,8 +39,6 @@ class LocalProbe:
     """All nodes, in the order of the table."""
     cluster = "this machine"
     """The address that the cluster reports."""
-    temporary = ""
-    """Ray's folder of logs and spilled objects, the same path on every node."""
 
     def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
         """Calls a function on these nodes concurrently and waits at most ``seconds``; here in a daemon thread, because
@@ -81,7 +77,6 @@ class RayProbes:
         import ray
 
         self.cluster = str(ray.get_runtime_context().gcs_address)
-        self.temporary = str(ray._private.worker.global_worker.node.get_temp_dir_path())  # type: ignore[union-attr]
         self.nodes = _named_nodes(alive_nodes())
         self._probes = {node: start_on(node.id, _Probe) for node in self.nodes}
 
@@ -116,7 +111,6 @@ def _named_nodes(records: list[dict[str, Any]]) -> list[Node]:
             node["NodeID"],
             int(node["Resources"].get("CPU", 0)),
             int(node["Resources"].get("GPU", 0)),
-            (node["NodeManagerPort"], node["ObjectManagerPort"]),
         )
         for node in records
     ]

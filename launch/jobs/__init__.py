@@ -1,1 +1,1 @@
-"""Runs as jobs on a Ray cluster: submit, list, follow, stop, fetch."""
+"""Runs as jobs on a Ray cluster: the checkout is packed, submitted and followed; the rest is Ray's `ray job`."""

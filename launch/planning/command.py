@@ -13,14 +13,13 @@ from rich.console import Console
 from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
-from experiments.custom.loading import is_source
 from experiments.images.runs import find_amoebanet
-from experiments.language_model.runs import find_transformer
+from experiments.names import AMOEBANET, TRANSFORMER, check_experiment
 from experiments.planning.choose import limit_replicas_to_cluster
 from experiments.planning.pipeline_settings import merged, split_pipeline_auto
 from experiments.planning.report import PlanReport, lines_of, settings_of
 from experiments.planning.request import noted_plans
-from experiments.registry import experiments, find, resolve
+from experiments.registry import find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
 from launch.backends.select import cluster_backend
@@ -30,7 +29,7 @@ from launch.terminal import Terminal
 from launch.tracking.progress import log_when_long
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError
 
 
 def print_plan(
@@ -94,9 +93,8 @@ def _check_name(name: str, scale: RequestedScale) -> None:
             raise SettingError(
                 f"{name} has no scale {scale}; its sizes are those of the paper, or set with {option('SET')}"
             )
-    elif not is_source(name) and find_transformer(name) is None and name not in experiments():
-        known = [*experiments(), "transformer_<L>", "amoebanet_<L>x<D>"]
-        raise SettingError(f"no experiment or model is called {name}; {nearest(name, known)}")
+    else:
+        check_experiment(name, (TRANSFORMER, AMOEBANET))
 
 
 def _request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _Request:

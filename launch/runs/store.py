@@ -15,26 +15,22 @@ import filelock
 
 from experiments.base.hints import command, option
 from suite.errors import SettingError, nearest, shortened
-from suite.paths import hide_secrets
 
 STORAGE = os.environ.get("GPIPE_STORAGE", "")
 """The folder that all nodes of a cluster share, for submitted runs; empty on a single machine."""
 
-JOB, COPIES, ADDRESS = "GPIPE_JOB", "GPIPE_COPIES", "GPIPE_ADDRESS"
-"""Environment variables of a submitted job: its name, the URL that its runs are copied to, if any, and the address that
-it was submitted to."""
+JOB, ADDRESS = "GPIPE_JOB", "GPIPE_ADDRESS"
+"""Environment variables of a submitted job: its name, and the address that it was submitted to."""
 
 SOURCE = "GPIPE_SOURCE"
 """Environment variable of a submitted job: the user's file and function, on the submitting machine."""
 
-SHARED_CACHE = "GPIPE_CACHE"
-"""Environment variable of a submitted job: the cache of the submitting machine, if all nodes see it."""
-
-FOLDER_LINE = "folder: "
-"""Begins the line with a run's folder that a command prints; ``gpipe jobs`` finds it in a job's log."""
+FOLDER_LINE, REPORT_LINE = "folder: ", "report: "
+"""Begin the lines with a run's folder, and with a report, that commands print; ``make submit`` finds them in a job's
+log."""
 
 RUNS = Path(STORAGE) / "runs" if STORAGE else Path("runs")
-CACHE = Path(os.environ.get(SHARED_CACHE) or (Path(STORAGE) / "cache" if STORAGE else ".cache"))
+CACHE = Path(os.environ.get("GPIPE_CACHE") or (Path(STORAGE) / "cache" if STORAGE else ".cache"))
 SHORT_RUNS = CACHE / "short_runs"  # of ``gpipe check`` and ``gpipe diff``; ``gpipe runs`` does not list them
 
 
@@ -149,7 +145,6 @@ def run_lock(run: Path, name: str = "lock") -> Iterator[None]:
     except filelock.Timeout:
         raise SettingError(f"another process is using run {run}; wait until it ends, or stop it") from None
     with acquired:
-        note(run)
         yield
 
 
@@ -173,19 +168,6 @@ def known_runs() -> list[str]:
     return [os.path.relpath(path.parent, RUNS) for path in RUNS.glob("*/*/experiment.toml")]
 
 
-def job_notes() -> Path:
-    """Returns the file where this job lists the folders of its runs, one per line."""
-    return Path(STORAGE) / "jobs" / os.environ[JOB]
-
-
-def note(run: Path) -> None:
-    """Adds a run to this job's list, if this is a job: ``make fetch`` copies the listed runs."""
-    if STORAGE and in_job():
-        job_notes().parent.mkdir(parents=True, exist_ok=True)
-        with job_notes().open("a") as file:
-            file.write(f"{run.resolve()}\n")
-
-
 def resume_command(run: RunFolder, settings: str = "") -> str:
     """Returns the command that resumes a run, with other settings if given. For a submitted job it is one to type on
     the submitting machine."""
@@ -197,11 +179,9 @@ def resume_command(run: RunFolder, settings: str = "") -> str:
 
 
 def sync_command(run: RunFolder) -> str:
-    """Returns the commands that upload a run's offline wandb records, to type on the submitting machine."""
+    """Returns the command that uploads a run's offline wandb records; for a submitted job one to type on its node."""
     if in_job():
-        name = f"{run.path.parent.name}/{run.path.name}"
-        fetch = command("fetch", JOB=os.environ[JOB], ADDRESS=os.environ.get(ADDRESS, ""))
-        return f"{fetch}, then {command('sync', RUN=name)}"
+        return f"wandb sync --include-offline {run.path}/wandb/offline-run-* (on the job's node)"
     return command("sync", RUN=str(run.path))
 
 
@@ -212,7 +192,7 @@ def in_job() -> bool:
 
 def job_storage() -> dict[str, str]:
     """Returns the storage and the address that this job was submitted with."""
-    return {"STORAGE": hide_secrets(os.environ.get(COPIES) or STORAGE), "ADDRESS": os.environ.get(ADDRESS, "")}
+    return {"STORAGE": STORAGE, "ADDRESS": os.environ.get(ADDRESS, "")}
 
 
 def find_run(requested: str) -> RunFolder:

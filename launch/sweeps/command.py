@@ -24,7 +24,7 @@ from experiments.sweeps.members.base import Member, Sweep, folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from launch import interrupts
 from launch.backends.select import select_backend
-from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
+from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage
 from launch.sweeps.devices import cluster_devices
 from launch.sweeps.pending import PendingMember, pending_work
 from launch.sweeps.scheduler import DevicePool
@@ -70,9 +70,6 @@ def _pending(
     log = cache(console.print)  # what holds for all members is printed once
     fitted = [_fitted(member, scale, cluster, log) for member in members.values()]
     everything = [pending_work(member) for member in fitted]
-    for member_state in everything:
-        if member_state.trained:  # this job does not run it, but `make fetch` should get it
-            note(member_state.run.path)
     unfinished = [member_state for member_state in everything if not (member_state.trained and member_state.scored)]
     pending = [member_state for member_state in unfinished if member_state.member not in started]
     if pending or not started:

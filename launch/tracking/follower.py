@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from launch.error_log import log_error
 from launch.runs.store import RunFolder
 from launch.tracking.progress import FOLLOWED, Bar, Update
 from launch.tracking.step_line import figures, validation_line
-from suite.settings import LoopSettings
 from suite.training.jsonl import parsed
 from suite.training.metrics import STEP, STEP_S, is_step
 from suite.training.periodic import PeriodicThread
@@ -56,23 +55,6 @@ class LogTail:
                 yield raw.decode(errors="replace").rstrip("\n")
 
 
-def mean_step_s(mean_s: float | None, values: dict[str, Any]) -> float:
-    """Returns the exponential moving average of the step time after another step."""
-    seconds = float(values[STEP_S])
-    return seconds if mean_s is None else 0.8 * mean_s + 0.2 * seconds
-
-
-def log_interval(train: LoopSettings) -> int:
-    """Returns the steps between two lines where there is no terminal."""
-    return train.log_every or max(1, train.steps // 10)
-
-
-def split_messages(lines: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Returns the messages to show before the new steps, and those about one of these steps, to show after them."""
-    messages = list(lines)
-    return ([line for line in messages if not _ABOUT_STEP.match(line)], list(filter(_ABOUT_STEP.match, messages)))
-
-
 class Follower:
     """A context in which a thread shows a run's progress."""
 
@@ -106,9 +88,11 @@ class Follower:
         self._view.stop()
 
     def _poll(self) -> None:
-        before, after = split_messages(self._messages.lines())
-        for line in before:
-            self._console.print(line)
+        messages = list(self._messages.lines())
+        about_steps = [line for line in messages if _ABOUT_STEP.match(line)]  # shown after the new steps
+        for line in messages:
+            if line not in about_steps:
+                self._console.print(line)
         last: dict[str, Any] | None = None
         for values in self._metrics.values():
             if is_step(values):
@@ -122,14 +106,16 @@ class Follower:
                     self._console.print(text)
         if last is not None and self._metrics.rewritten:
             self._show(last)
-        for line in after:
+        for line in about_steps:
             self._console.print(line)
 
     def _show(self, values: dict[str, Any]) -> None:
-        self._mean_step_s = mean_step_s(self._mean_step_s, values)
+        seconds = float(values[STEP_S])
+        self._mean_step_s = seconds if self._mean_step_s is None else 0.8 * self._mean_step_s + 0.2 * seconds
         step, steps = int(values[STEP]), self._train.steps
         every = self._train.validate_every or steps
         validations = -(-steps // every) - step // every  # one at each multiple of the interval, and one at the end
         ranked = tuple(figures(values, steps, self._unit, self._mean_step_s, self._validation_s * validations))
         elapsed_s = time.monotonic() - self._began
-        self._view.show(Update(step, steps, ranked, elapsed_s, log_interval(self._train)))
+        log_every = self._train.log_every or max(1, steps // 10)  # steps between two lines without a terminal
+        self._view.show(Update(step, steps, ranked, elapsed_s, log_every))

@@ -1,5 +1,5 @@
 """A run's progress: a bar in a terminal, otherwise occasional lines. A job on a cluster prints marked lines to its log,
-from which ``make logs`` draws the same bar.
+from which ``make submit`` draws the same bar.
 
 worker's files --> Follower --> Bar                                     (run on this machine)
 worker's files --> Follower --> marked lines of the job's log --> Bar   (job on a cluster)

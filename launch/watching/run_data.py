@@ -112,25 +112,21 @@ class RunData:
         """Empty for a run of one's own, which has none."""
         return "" if "source" in self.settings else str(self.settings.get("scale", "?"))
 
-    def points(self, metric: str, against: str = STEP) -> list[tuple[float, float]]:
-        """Returns (step, value) of a metric of the steps, without steps that have no finite value. ``against`` is
-        another metric to take in place of the step."""
-        pairs = ((line.get(against), line.get(metric)) for line in self.history.steps)
+    def points(self, metric: str) -> list[tuple[float, float]]:
+        """Returns (step, value) of a metric of the steps, without steps that have no finite value."""
+        pairs = ((line.get(STEP), line.get(metric)) for line in self.history.steps)
         return [(x, y) for x, y in pairs if isinstance(x, int | float) and isinstance(y, int | float)]
 
-    def valid_points(self, name: str, against: str = STEP) -> list[tuple[float, float]]:
-        """Returns (step, value) of a metric of the validations, such as ``nll``; ``against`` is a metric of the steps
-        to take in place of the step. The final one is the record's if there is no other."""
+    def valid_points(self, name: str) -> list[tuple[float, float]]:
+        """Returns (step, value) of a metric of the validations, such as ``nll``. The final one is the record's if there
+        is no other."""
         metric = f"valid/{name}"
         lines = self.history.validations
         values = {int(line["step"]): line[metric] for line in lines if line.get(metric) is not None}
         final = self.record.get(f"valid_{name}")
         if final is not None:
             values.setdefault(int(self.record["steps"]), final)
-        at = {int(line["step"]): line.get(against) for line in self.history.steps}
-        if against == STEP:
-            return [(step, values[step]) for step in sorted(values)]
-        return [(place, values[step]) for step in sorted(values) if (place := at.get(step)) is not None]
+        return [(step, values[step]) for step in sorted(values)]
 
     @cached_property
     def best(self) -> tuple[int, float] | None:
@@ -168,5 +164,5 @@ def read_run(run: RunFolder, holds_lock: bool = False) -> RunData:
             f"run {run.name} has not finished a step, so there is nothing to report; its logs are in "
             f"{run.path / 'logs'}"
         )
-    _ = data.record, data.state, data.plan, data.scores  # a comparison leaves out a run with a damaged one
+    _ = data.record, data.state, data.plan, data.scores
     return data

@@ -1,8 +1,7 @@
-"""The curves of one run, or of several over each other."""
+"""The curves of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from experiments.planning.report import schedule_name
@@ -11,7 +10,7 @@ from experiments.report.page import Picture
 from launch.watching.run_data import RunData
 from suite.pipeline.planning.devices import GIB
 from suite.training.jsonl import read_lines
-from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, STEP, train_metric, units_done, units_per_s
+from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, STEP, train_metric, units_per_s
 
 Points = list[tuple[float, float]]
 
@@ -107,39 +106,15 @@ def schedule_pictures(run: RunData) -> list[Picture]:
     return [Picture("schedules", figure, "Planned step and memory of each schedule that fits; the star is the run's.")]
 
 
-def overlays(runs: Sequence[RunData], labels: Sequence[str]) -> list[Picture]:
-    """Returns the curves of several runs over each other, by step and by units."""
-    first = runs[0]
-    unit, metric = first.experiment.unit, first.metric
-    against, valid = units_done(unit), f"validation: {_in_words(metric)}"
-    wanted = [
-        ("loss", "step", "training loss", [run.points(LOSS) for run in runs]),
-        ("loss-units", unit, "training loss", [run.points(LOSS, against) for run in runs]),
-        ("valid", "step", valid, [run.valid_points(metric) for run in runs]),
-        ("valid-units", unit, valid, [run.valid_points(metric, against) for run in runs]),
-        ("grad-norm", "step", "gradient norm", [run.points(GRAD_NORM) for run in runs]),
-        ("throughput", "step", f"{unit}/s", [run.points(units_per_s(unit)) for run in runs]),
-    ]
-    pictures = []
-    for name, xlabel, ylabel, points in wanted:
-        marker: dict[str, Any] = {"marker": "o", "markersize": 4} if name.startswith("valid") else {}
-        curves = dict(zip(labels, points, strict=True))
-        pictures += _drawn(name, (xlabel, ylabel), curves, f"{ylabel.capitalize()} by {xlabel}.", **marker)
-    return pictures
-
-
-def _drawn(
-    name: str, axes: tuple[str, str], curves: dict[str, Points], caption: str, run: RunData | None = None, **style: Any
-) -> list[Picture]:
+def _drawn(name: str, axes: tuple[str, str], curves: dict[str, Points], caption: str, run: RunData) -> list[Picture]:
     """Returns a picture of curves by their labels, with the attempts of ``run``; none without one of two points."""
     if all(len(points) < 2 for points in curves.values()):
         return []
     figure, axis = new_figure(*axes)
     for at, (label, points) in enumerate(curves.items()):
         if points:
-            axis.plot(*thinned(points), linewidth=1.3, color=COLOURS[at % len(COLOURS)], label=label, **style)
-    if run is not None:
-        _mark_attempts(axis, run)
+            axis.plot(*thinned(points), linewidth=1.3, color=COLOURS[at % len(COLOURS)], label=label)
+    _mark_attempts(axis, run)
     if 1 < len(curves) <= 2 * len(COLOURS):
         axis.legend(frameon=False, fontsize=8)
     return [Picture(name, figure, caption, wide=False)]

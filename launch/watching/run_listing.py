@@ -96,11 +96,11 @@ def described(run: RunData) -> Iterator[str]:
 def _commands(run: RunData) -> Iterator[str]:
     name, state = run.name, run.state.name
     if state == "training":
-        yield command("watch", RUN=name)
+        yield f"tail -f {os.path.relpath(run.run.path / 'logs')}/stage-*.log"
     elif state != "finished":
         yield resume_command(run.run)
     if run.last_step:
-        yield command("report", RUN=name)
+        yield f"{command('report', RUN=name)} (writes {os.path.relpath(run.run.report)})"
     if state == "failed":
         yield f"less {os.path.relpath(run.run.path / 'logs')}/stage-*.log"
     if state == "finished":

@@ -43,9 +43,9 @@ def here(monkeypatch, tmp_path):
 def test_the_list_of_commands_is_fixed():
     names = {command.name or command.callback.__name__ for command in cli.app.registered_commands}
     assert names == {
-        "check", "checkpoints", "diff", "doctor", "experiment", "export", "fetch", "generate",
-        "jobs", "list", "logs", "plan", "report", "resume", "runs", "score", "settings", "stop", "submit",
-        "sweep", "sync", "table", "translate", "watch",
+        "check", "checkpoints", "diff", "doctor", "experiment", "export", "generate",
+        "list", "plan", "report", "resume", "runs", "score", "settings", "submit",
+        "sweep", "sync", "table", "translate",
     }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def test_the_list_of_commands_is_fixed():
             ["experiment", "t128_6b", "--set", "train.steps=50,pipeline.stages=2"],
             ["'train.steps=50,pipeline.stages=2' has settings with a comma between them; separate them by blanks"],
         ),
-        (["check", ""], ["there is no experiment without a name; known names: amoebanet_fashion"]),
+        (["check", ""], ["which experiment? Name one with NAME=; make list lists them"]),
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
         (["experiment", "t128_6b", "--set", "train.steps=1", "--set", "train.steps=2"], ["set twice, to 1 and to 2"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
@@ -102,7 +102,7 @@ def test_the_list_of_commands_is_fixed():
         (["submit", "t128_6", "--address", "http://127.0.0.1:1"], ["t128_6", "did you mean t128_6b"]),
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME=", "depth_width"]),
-        (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["only a bucket and a path"]),
+        (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["is not a folder that nodes share"]),
         (["experiment", "t128_6b", "--set", "train.checkpoint_dir=s3://b/x?region=a"], ["only a bucket and a path"]),
         (["settings", "t128_6"], ["t128_6", "did you mean t128_6b"]),
         (["settings", "t128_6b", "--scale", "paper", "--set", "train.step=5"], ["train.step", "train.steps"]),
@@ -166,8 +166,7 @@ SMALLEST = {name: experiments()[name] for name in ("t12_400m", "romance_strings"
     [
         ("table", [*TABLES]),
         ("sweep", [*SWEEPS]),
-        ("plan", [*SMALLEST, "transformer_<L>", "amoebanet_<L>x<D>"]),
-        ("experiment", [*SMALLEST]),
+        ("list", [*SMALLEST]),
     ],
 )
 def test_without_a_name_the_choices_are_listed(command, names, monkeypatch):
@@ -245,8 +244,38 @@ def test_names_of_commands_and_experiments_are_completed(words, completions):
     assert printed_lines(forbidden=("torch", "ray", "deepspeed"), **variables) == completions
 
 
-def test_completion_has_all_experiments():
+def test_the_names_that_are_known_without_torch_are_all():
     assert sorted(cli.experiment_names()) == sorted(experiments())
+    assert tuple(SWEEPS) == cli.SWEEP_NAMES
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} nosuch" for name in ("experiment", "plan", "settings", "check", "diff", "submit", "table", "sweep")),
+        *(f"{name} no/such" for name in ("resume", "checkpoints", "score", "generate", "export", "report --run")),
+        *("experiment", "plan", "report nosuch", "translate no/such --to de", "table breakdown --run no/such"),
+    ],
+)
+def test_a_wrong_name_is_told_without_torch(command):
+    code = (
+        f"import sys, launch.cli; sys.argv = ['gpipe', *{command.split()}]\n"
+        "try: launch.cli.main()\nexcept SystemExit as end: sys.exit(10 * ('torch' in sys.modules) + end.code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr[:7]) == (2, 1, "error: "), done.stderr
+
+
+def test_without_a_name_the_list_is_named():
+    for command in ("experiment", "plan"):
+        assert "which experiment? Name one with NAME=; make list lists them" in refusal(command)
+
+
+def test_the_help_of_make_fits_a_screen():
+    shown = subprocess.run(["make", "-C", Path(cli.__file__).parents[1], "help"], capture_output=True, text=True)
+    lines = [line for line in shown.stdout.splitlines() if not line.startswith("make: ")]
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
 
 
 LIBRARIES = ("ray", "deepspeed", "datasets", "transformers", "torch._dynamo")
@@ -274,18 +303,6 @@ def test_a_file_that_cannot_be_read_or_written_is_not_a_defect_of_the_suite(monk
         monkeypatch.setattr("launch.catalog.experiments_table", fail)
         said = f"error: {path} cannot be read or written: {os.strerror(error)}; check its permissions or work elsewhere"
         assert refusal("list").startswith(said)
-
-
-def test_a_failure_to_copy_a_jobs_runs_is_one_sentence(monkeypatch):
-    def fail(log):
-        raise RuntimeError("no head")
-
-    monkeypatch.setenv("GPIPE_JOB", "j")
-    monkeypatch.setattr("launch.jobs.in_job_upload.uploading", fail)
-    code, _, errors = call("list")
-    assert code == 1
-    (printed,) = errors.splitlines()
-    assert printed.startswith("error: RuntimeError: no head; this is a defect of the suite")
 
 
 def test_any_other_exception_is_one_sentence_and_exit_code_1_with_its_traceback_in_a_log(monkeypatch, tmp_path):

@@ -61,7 +61,7 @@ def test_values_are_passed_unchanged_and_not_executed(place, value):
 
 @pytest.mark.parametrize("target", [
     "experiment", "resume", "checkpoints", "plan", "table", "sweep", "report", "score", "sync", "translate",
-    "export", "diff", "list", "runs", "watch", "settings", "submit", "jobs", "logs", "stop", "fetch",
+    "export", "diff", "list", "runs", "settings", "submit",
     "doctor",
 ])  # fmt: skip
 def test_every_value_of_every_target_is_passed_untouched(place, target):

@@ -44,7 +44,6 @@ EXAMPLES = [
     Example("experiment", ("t12_400m", "--scale", "laptop", "--set", SMALL), "step 4/4"),
     Example("runs", says="t12_400m"),
     Example("table", ("breakdown", "--run", "RUN"), "forward"),
-    Example("watch", ("RUN",), "it is finished", 2),
     Example("checkpoints", ("RUN",), "valid"),
     Example("resume", ("RUN", "--set", "train.steps=6 pipeline.stages=1"), "step 6/6"),
     Example("report", ("--run", "RUN"), "report.html"),
@@ -64,10 +63,6 @@ EXAMPLES = [
          "--set", SMALL),
         "job first is done",
     ),
-    Example("jobs", ("--address", "ADDRESS"), "first"),
-    Example("logs", ("first", "--address", "ADDRESS"), "step 4/4"),
-    Example("fetch", ("first", "--address", "ADDRESS"), "folder:"),
-    Example("stop", ("first", "--address", "ADDRESS"), "first"),
 ]  # fmt: skip
 
 

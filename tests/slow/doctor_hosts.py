@@ -1,18 +1,16 @@
 """Hosts for the doctor's tests: network and mount namespaces of this machine, each with a Ray node of its own.
 
 ```
-this machine   10.x.y.1   Ray's head, the test       one bridge; each host its own address, /dev/shm and Ray folder,
-host 2, 3      10.x.y.2, .3   a Ray node each        and a clock that can be shifted
+this machine   10.x.y.1   Ray's head, the test       one bridge; each host has its own address, /dev/shm and
+host 2, 3      10.x.y.2, .3   a Ray node each        Ray folder
 ```
 """
 
 import contextlib
-import mmap
 import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -22,41 +20,14 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <time.h>
-
-static volatile double *shift;
-
-__attribute__((constructor)) static void begin(void) {
-  const char *path = getenv("CLOCK_SHIFT");
-  int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-  void *at = file < 0 ? MAP_FAILED : mmap(0, sizeof(double), PROT_READ, MAP_SHARED, file, 0);
-  if (at != MAP_FAILED) shift = at;
-}
-
-int clock_gettime(clockid_t clock, struct timespec *now) {
-  static int (*real)(clockid_t, struct timespec *);
-  if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-  int failed = real(clock, now);
-  if (!failed && clock == CLOCK_REALTIME && shift) now->tv_sec += (time_t)*shift;
-  return failed;
-}
-"""
-"""Loaded into every process of a host: its clock is ahead by what a file says."""
-
 
 def missing():
     """Returns why this machine cannot have such hosts, or nothing."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "namespaces and mounts take root on Linux; what facts mean is tested without them"
-    lacking = [name for name in ("ip", "tc", "unshare", "nsenter", "taskset", "cc") if shutil.which(name) is None]
+    lacking = [name for name in ("ip", "tc", "unshare", "nsenter", "taskset") if shutil.which(name) is None]
     if lacking:
-        return f"{', '.join(lacking)} not installed (Debian: iproute2, util-linux, gcc)"
+        return f"{', '.join(lacking)} not installed (Debian: iproute2, util-linux)"
     name = f"gt{os.getpid()}"
     if subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
         return "this machine's kernel or container allows no network namespaces"
@@ -73,7 +44,6 @@ class Host:
 
     def __init__(self, name, address, process):
         self.name, self.address, self.process = name, address, process
-        self.clock = None
 
     def processes(self):
         return [int(pid) for pid in run("ip", "netns", "pids", self.name).split()]
@@ -98,24 +68,6 @@ class Host:
             yield
         finally:
             self.inside(*undo)
-
-    @contextlib.contextmanager
-    def sending_to_nobody(self, address, ports):
-        """What this host sends to some TCP ports of another goes to a card that nobody has: dropped without a word, as
-        by a firewall."""
-        nobody = f"{address.rpartition('.')[0]}.250"
-        steps = [
-            ("neigh", [nobody, "lladdr", "02:00:00:00:00:01", "dev", "eth0"]),
-            ("route", ["default", "via", nobody, "dev", "eth0", "table", "77"]),
-            ("rule", ["to", address, "ipproto", "tcp", "dport", ports, "lookup", "77", "pref", "9"]),
-        ]
-        for what, words in steps:
-            self.inside("ip", what, "add", *words)
-        try:
-            yield
-        finally:
-            for what, words in reversed(steps):
-                self.inside("ip", what, "del", *words)
 
     @contextlib.contextmanager
     def stopped(self):
@@ -143,14 +95,6 @@ class Host:
             with contextlib.suppress(subprocess.CalledProcessError):  # it may end meanwhile
                 run("taskset", "-a", "-p", "-c", ",".join(map(str, cores)), pid)
 
-    @contextlib.contextmanager
-    def clock_ahead(self, seconds):
-        self.clock[:8] = struct.pack("d", seconds)
-        try:
-            yield
-        finally:
-            self.clock[:8] = struct.pack("d", 0.0)
-
 
 class Hosts:
     """This machine as the head of a Ray cluster, and two hosts in it."""
@@ -169,12 +113,8 @@ class Hosts:
         """On the Python path of the last host alone."""
         self.extra.mkdir()
         self.address = f"{self._net}.1:{_free()}"
-        self.temporary = str(self._temporary)
 
     def begin(self):
-        shim = self._folder / "clock.so"
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, "-x", "c", "-", "-ldl"], input=CLOCK.encode(),
-                       check=True)  # fmt: skip
         for place in (self.storage, self._temporary):
             place.mkdir()
             run("mount", "-t", "tmpfs", "-o", "size=16g", "none", place)
@@ -189,9 +129,9 @@ class Hosts:
         host, _, port = self.address.rpartition(":")
         self.until(lambda: _answers(host, int(port)))
         for number in (2, 3):
-            self.hosts.append(self._host(number, shim))
+            self.hosts.append(self._host(number))
 
-    def _host(self, number, shim):
+    def _host(self, number):
         name, address, cable = f"{self._name}-{number}", f"{self._net}.{number}", f"{self._name}v{number}"
         run("ip", "netns", "add", name)
         run("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -199,19 +139,13 @@ class Hosts:
         gate = f"route add default via {self._net}.1"  # Ray looks for a way out, and is long about it without one
         for command in (f"addr add {address}/24 dev eth0", "link set eth0 up", "link set lo up", gate):
             run("ip", "-n", name, *command.split())
-        shift = self._folder / f"clock-{number}"
-        shift.write_bytes(bytes(8))
         own = f"mount -t tmpfs -o size=16g none {self._temporary}; mount -t tmpfs -o size=8g none /dev/shm"
-        host = Host(name, address, self._ray(
+        return Host(name, address, self._ray(
             ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", f'{own}; exec "$@"', "sh"],
             f"--address={self.address}", f"--node-ip-address={address}",
             "--node-manager-port=7001", "--object-manager-port=7002",
-            PYTHONPATH=f"{self.extra}:{ROOT}" if number == 3 else str(ROOT), LD_PRELOAD=str(shim),
-            CLOCK_SHIFT=str(shift),
+            PYTHONPATH=f"{self.extra}:{ROOT}" if number == 3 else str(ROOT),
         ))  # fmt: skip
-        with shift.open("r+b") as file:
-            host.clock = mmap.mmap(file.fileno(), 8)
-        return host
 
     def _ray(self, before, *arguments, **variables):
         command = [

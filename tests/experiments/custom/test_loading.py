@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments import registry
 from experiments.custom.experiment import find_custom
-from experiments.custom.loading import ROOT, RUN_FILES, absolute, description, load_spec
+from experiments.custom.loading import ROOT, absolute, description, load_spec
 from experiments.registry import find, read_experiment
 from launch import catalog
 from suite import TrainSpec
@@ -160,18 +160,17 @@ def test_a_file_of_the_suite_is_named_from_its_folder(monkeypatch, tmp_path):
     assert description("examples/digits.py:digits") == "Digits of 8 x 8 pixels."
 
 
-@pytest.mark.parametrize("marker", RUN_FILES)
 @pytest.mark.parametrize(
     "source",
     ["runs/t/1/own.py:small", "runs/t/1/deep/own.py:small", "link.py:small", "runs.t.1.own:small", "runs.t.1:small"],
 )
-def test_code_in_a_run_folder_is_never_executed(folder, marker, source):
+def test_code_in_a_run_folder_is_never_executed(folder, source):
     run = folder / "runs" / "t" / "1"
     for file in (run / "own.py", run / "deep" / "own.py", run / "__init__.py"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"open({str(folder / 'executed')!r}, 'w')\n{GOOD}")
     (folder / "link.py").symlink_to(run / "own.py")
-    (run / marker).write_text("")
+    (run / "experiment.toml").write_text("")
     with pytest.raises(SettingError, match=r"is in the run folder .*runs/t/1, .*copy it elsewhere and start a new run"):
         find(source)
     assert not (folder / "executed").exists()

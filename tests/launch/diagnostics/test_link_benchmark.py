@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.backends.processes import run_processes
-from launch.diagnostics.link_benchmark import LinkActor, LinkTask
+from launch.diagnostics.links import LinkActor
 
 HOST = "127.0.0.1"
 
@@ -29,11 +29,11 @@ def meets(rank, world, rendezvous, folder):
     while not note.exists():
         assert time.monotonic() < until
         time.sleep(0.05)
-    return worker.measure(rank, world, HOST, int(note.read_text()), LinkTask({(0, 1): ("a", "b")}, (0, 1)), False)
+    return worker.measure(rank, world, HOST, int(note.read_text()), False)
 
 
 def test_workers_meet_in_the_first_ones_store(tmp_path):
     first, second = run_processes(meets, 2, str(tmp_path))
-    assert first.pairs["a", "b"].bytes_per_s > 0
+    assert first.pairs[0, 1].bytes_per_s > 0
     assert first.reduced.latency_s > 0
     assert second.pairs == {}

@@ -1,23 +1,30 @@
-"""Whether a cluster requires a token; without Ray."""
+"""What the client of a cluster says about one that cannot take a job; without Ray."""
 
 import http.server
+import json
 import threading
 
 import pytest
+import ray
 
-from launch.jobs.client import JobClient, UnreachableError
+from launch.jobs.client import JobClient, JobError, UnreachableError
 
 
 @pytest.fixture
-def dashboard():
-    """Returns a function that gives a client of a dashboard that answers with a status code without a token."""
+def dashboard(monkeypatch, tmp_path):
+    """A function that starts a dashboard, which answers every request with this status code and text; returns its
+    address."""
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("HOME", str(tmp_path))
     served = []
 
-    def answering(code):
+    def answering(code, text):
         class Dashboard(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
-                self.send_response(200 if self.headers.get("authorization") else code)
+                self.send_response(code)
                 self.end_headers()
+                self.wfile.write(text.encode())
 
             def log_message(self, *_):
                 """Says nothing."""
@@ -26,9 +33,7 @@ def dashboard():
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         served.append((server, thread))
-        client = object.__new__(JobClient)  # its constructor would keep a token in this process
-        client.address = client._address = f"http://127.0.0.1:{server.server_port}"
-        return client
+        return f"http://127.0.0.1:{server.server_port}"
 
     yield answering
     for server, thread in served:
@@ -37,13 +42,21 @@ def dashboard():
         server.server_close()
 
 
-@pytest.mark.parametrize(("code", "asks"), [(200, False), (401, True), (403, True)])
-def test_a_cluster_that_rejects_a_request_without_a_token_asks_for_one(dashboard, code, asks):
-    assert dashboard(code).asks_for_token() is asks
+def test_a_head_of_another_ray_version_is_refused_with_both_versions_and_the_pip_command(dashboard):
+    answer = {"version": "4", "ray_version": "2.1.0", "ray_commit": "x", "session_name": "s"}
+    wanted = ray.__version__
+    with pytest.raises(
+        JobError, match=rf"runs Ray 2\.1\.0, this machine Ray {wanted}; .*pip install 'ray.*=={wanted}'"
+    ):
+        JobClient(dashboard(200, json.dumps(answer)))
 
 
-def test_a_cluster_that_does_not_say_whether_it_asks_is_one_sentence(dashboard):
-    client = dashboard(200)
-    client.address = client._address = "http://127.0.0.1:9"
-    with pytest.raises(UnreachableError, match=r"cannot find out whether .* requires a token"):
-        client.asks_for_token()
+@pytest.mark.parametrize(("code", "text"), [(404, "nothing here"), (200, "<html>")])
+def test_another_server_is_not_taken_for_a_cluster(dashboard, code, text):
+    with pytest.raises(UnreachableError, match="is not a Ray dashboard"):
+        JobClient(dashboard(code, text))
+
+
+def test_no_cluster_at_an_address_is_one_sentence(dashboard):
+    with pytest.raises(UnreachableError, match=r"no Ray cluster answers at http://127.0.0.1:9 \(no connection\)"):
+        JobClient("http://127.0.0.1:9")

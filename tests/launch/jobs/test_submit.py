@@ -1,7 +1,6 @@
 """The command of a job, its address and its end; without a cluster."""
 
 import socket
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,9 @@ from rich.console import Console
 
 from experiments.custom.own_imports import ROOT
 from launch.jobs.client import JobError, address_of, is_dashboard
-from launch.jobs.listing import run_and_step
-from launch.jobs.logs import report_end
-from launch.jobs.preflight import JobEnvironment
-from launch.jobs.source_package import pack
-from launch.jobs.submit import JobCommand, JobRequest, _check_names, _send, job_command
-from launch.tracking.progress import Update
+from launch.jobs.follow import copy_line, report_end
+from launch.jobs.package import copy_checkout
+from launch.jobs.submit import JobCommand, JobRequest, _check_names, job_command, send
 from suite.errors import SettingError, SuiteError
 
 
@@ -25,11 +21,8 @@ def test_a_job_runs_the_same_command_as_a_local_run():
     )  # fmt: skip
     sweep = job_command(JobRequest("depth_width"))
     assert sweep.arguments == ("sweep", "depth_width", "--scale", "auto", "--launcher", "ray")
-    assert sweep.extra_folders == ("depth_width-laptop",)
     resumed = job_command(JobRequest("t128_6b", run="t/20260101-000000"))
     assert resumed.arguments == ("resume", "t/20260101-000000")
-    at_url = job_command(JobRequest("t128_6b", storage="s3://b/x/"))
-    assert at_url.arguments[-1] == "train.checkpoint_dir=s3://b/x/checkpoints"
 
 
 def test_settings_that_only_the_paper_scale_takes_are_sent_unless_a_small_scale_is_asked_for():
@@ -62,8 +55,9 @@ def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
     resumed = job_command(JobRequest(f"{tmp_path}/own.py:text", run="text/1"))
     assert (resumed.arguments, resumed.own) == (("resume", "text/1"), command.own)
     said = []
-    pack(ROOT, tmp_path / "package.zip", said.append, own=command.own)
-    names = [name for name in zipfile.ZipFile(tmp_path / "package.zip").namelist() if name.startswith("own/")]
+    package = tmp_path / "package"
+    copy_checkout(ROOT, package, said.append, own=command.own)
+    names = sorted(str(path.relative_to(package)) for path in package.glob("own/**/*.*"))
     assert names == ["own/own.py", "own/parts/__init__.py", "own/parts/helper.py"]
     assert f"{tmp_path}/own.py and 2 files that it imports are packed, too; data beside it is not" in said
 
@@ -71,6 +65,7 @@ def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
 def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
     monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "")
     sent = []
 
     class Listener:
@@ -79,8 +74,7 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
         def submit_job(self, **job):
             sent.append(job)
 
-    command, environment = JobCommand("t128_6b", ("experiment", "t128_6b")), JobEnvironment("/s", "", "python", {}, ())
-    _send(Listener(), "j", command, Path("a.zip"), "c", environment)
+    send(Listener(), "j", JobCommand("t128_6b", ("experiment", "t128_6b")), Path("package"), "/s", {})
     (job,) = sent
     assert job["runtime_env"]["env_vars"]["WANDB_MODE"] == "online"
     assert 40 * "0" not in str(job)
@@ -89,9 +83,9 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
 @pytest.mark.parametrize(
     ("submission", "part"),
     [
-        (JobRequest("t128_6"), "no experiment or sweep is called t128_6; did you mean t128_6b"),
-        (JobRequest("t128_6b", "laptp"), "unknown scale 'laptp'"),
+        (JobRequest("t128_6"), "there is no experiment t128_6; did you mean t128_6b"),
         (JobRequest("t128_6b", settings="train.step=5"), "train.step"),
+        (JobRequest("t128_6b", "laptp"), "unknown scale 'laptp'"),
         (JobRequest("t128_6b", "paper", "train.steps=x"), "train.steps"),
         (JobRequest("depth_width", settings="train.steps=5"), "takes no settings"),
         (JobRequest("depth_width", "huge"), "has no scale 'huge'"),
@@ -131,15 +125,24 @@ def test_a_job_without_an_exit_code_never_started_or_lost_its_supervisor(node, p
         report_end(details, Console())
 
 
-def test_a_row_of_jobs_has_the_last_run_and_its_step():
-    assert run_and_step("preparing") == ""
-    first = Update(3, 9, (), 1.0).line()
-    assert run_and_step(f"folder: /s/runs/net/1\n{first}\n{Update(4, 9, (), 2.0).line()}\nmore") == "net/1 4/9"
-    assert run_and_step(f"folder: /s/runs/net/1\n{first}\nfolder: /s/runs/net/2") == "net/2"
+def test_a_job_whose_driver_is_killed_is_one_sentence():
+    details = JobDetails(
+        type="SUBMISSION", submission_id="j", status="FAILED", entrypoint="x", driver_exit_code=-9, driver_node_id="a"
+    )
+    with pytest.raises(JobError, match=r"job j ended early: its process was killed \(signal 9\); .*resume its run"):
+        report_end(details, Console())
+
+
+def test_the_page_is_brought_by_what_reaches_the_node(tmp_path):
+    assert copy_line("head-1 (10.0.0.1)", "/s/a b/report.html") == "scp '10.0.0.1:/s/a b/report.html' ."
+    assert copy_line("head-1 (namespace ray)", "/s/report.html") == "kubectl cp ray/head-1:/s/report.html report.html"
+    here = f"{socket.gethostname()} (10.0.0.1)"
+    assert copy_line(here, f"{tmp_path}/report.html") == f"cp {tmp_path}/report.html ."
+    assert copy_line(here, "/not/here/report.html").startswith("scp 10.0.0.1:")
 
 
 def test_an_invalid_job_name_or_storage_is_rejected():
-    for job, storage in (("a/b", ""), ("-a", ""), ("", "relative/folder")):
+    for job, storage in (("a/b", ""), ("-a", ""), ("", "relative/folder"), ("", "s3://bucket/x")):
         with pytest.raises(SettingError):
             _check_names(job, storage)
     _check_names("run-1.a_b", "/shared")

@@ -8,7 +8,7 @@ from rich.console import Console
 from safetensors.torch import save
 
 from experiments.registry import find
-from launch import cli_runs
+from launch import cli
 from launch.runs import store as runs
 from launch.runs.checkpoints import (
     check_unused,
@@ -45,7 +45,7 @@ def write(place, step, notes=None):
 
 def listed(run, monkeypatch):
     """Returns (exit code, rows by step) of the command."""
-    monkeypatch.setattr(cli_runs, "console", Console(width=250, markup=False, highlight=False, soft_wrap=True))
+    monkeypatch.setattr(cli, "console", Console(width=250, markup=False, highlight=False, soft_wrap=True))
     code, out, _ = call("checkpoints", str(run.path))
     lines = [line.split("│")[1:-1] for line in out.splitlines() if line.startswith("│")]
     return code, [[cell.strip() for cell in line] for line in lines]

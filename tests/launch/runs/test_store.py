@@ -55,9 +55,7 @@ def test_resume_and_sync_commands_are_for_the_submitting_machine(monkeypatch):
     assert runs.sync_command(run) == f"make sync RUN={run.path}"
     monkeypatch.setenv("GPIPE_JOB", "j")
     assert runs.resume_command(run) == "make submit RUN=t12_400m/1 STORAGE=/shared ADDRESS="
-    assert runs.sync_command(run) == "make fetch JOB=j ADDRESS=, then make sync RUN=t12_400m/1"
-    monkeypatch.setenv("GPIPE_COPIES", "s3://b/x")
-    assert runs.resume_command(run) == "make submit RUN=t12_400m/1 STORAGE=s3://b/x ADDRESS="
+    assert runs.sync_command(run) == f"wandb sync --include-offline {run.path}/wandb/offline-run-* (on the job's node)"
 
 
 def test_commands_are_those_that_work_where_the_user_is(monkeypatch):
@@ -72,7 +70,6 @@ def test_commands_are_those_that_work_where_the_user_is(monkeypatch):
     monkeypatch.setenv("GPIPE_ADDRESS", "http://head:8265")
     monkeypatch.setattr(runs, "STORAGE", "/shared")
     assert runs.resume_command(run) == "gpipe submit --run t12_400m/1 --storage /shared --address http://head:8265"
-    assert runs.sync_command(run) == "gpipe fetch j --address http://head:8265, then gpipe sync t12_400m/1"
     monkeypatch.setenv("GPIPE_SOURCE", "/home/me/own.py:net")
     assert runs.resume_command(run).startswith("gpipe submit /home/me/own.py:net --run t12_400m/1 --storage")
 

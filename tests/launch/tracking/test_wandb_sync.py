@@ -62,7 +62,7 @@ def test_a_missing_key_and_an_unreachable_server_are_reported(place):
     server = closed()
     code, said = synced(place, "t12/1", WANDB_BASE_URL=server, **WITH_KEY)
     assert code == 2
-    assert said.startswith(f"error: {server} did not answer within 10 s")
+    assert said.startswith("error: wandb's server does not answer in 10 s")
     assert "refused" in said
 
 
@@ -70,7 +70,7 @@ def test_a_missing_key_and_an_unreachable_server_are_reported(place):
 def test_an_invalid_address_is_reported(place):
     code, said = synced(place, WANDB_BASE_URL="nowhere")
     assert code == 2
-    assert said.startswith("error: wandb rejects its settings; WANDB_BASE_URL: Input should be a valid URL")
+    assert said.startswith("error: wandb's server does not answer in 10 s, or WANDB_BASE_URL is no URL")
 
 
 def test_a_run_without_offline_parts_has_nothing_to_upload(place, monkeypatch, capsys):
@@ -85,15 +85,6 @@ def test_parts_that_wandb_has_marked_are_not_uploaded_again(place):
     assert first.parent.name < second.parent.name
     (first.parent / "run-t121.wandb.synced").touch()
     assert wandb_sync.unsynced_parts(run) == [second]
-
-
-@pytest.mark.parametrize("mark", [b"", b"done\n", b"\xff\xfe"])
-def test_a_mark_without_a_size_means_uploaded(place, mark):
-    run = RunFolder(place / "runs" / "t24" / "1")
-    (part,) = wandb_sync.unsynced_parts(run)
-    part.write_bytes(b"recorded")
-    (part.parent / "run-t241.wandb.synced").write_bytes(mark)
-    assert wandb_sync.unsynced_parts(run) == []
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -191,6 +182,22 @@ def recorded(run, id, *parts):
             time.sleep(1.1)  # wandb names a part by the second
 
 
+@pytest.mark.slow
+def test_wandb_alone_does_not_upload_a_killed_and_resumed_run(tmp_path, server):
+    """Why ``make sync`` stays. Once this fails, ``wandb sync`` replaces it."""
+    run = tmp_path / "runs" / "t12" / "1"
+    recorded(run, "one", list(range(1, 31)), [31, 32])
+    first, second = sorted(run.glob("wandb/offline-run-*/*.wandb"))
+    os.truncate(first, 3000)
+    there = environment() | {"HOME": str(tmp_path), "WANDB_BASE_URL": server.address, **WITH_KEY}
+    command = [sys.executable, "-m", "wandb", "sync", str(first.parent), str(second.parent)]
+    for _ in range(2):
+        subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, timeout=100, check=True)
+    steps = server.steps["one"]
+    assert len(set(steps)) < len(steps)
+    assert 32 not in steps
+
+
 @pytest.mark.parametrize("kept", slow_but_for([3000], [7, 3000]))  # wandb's header alone, some of the steps
 def test_the_complete_steps_of_a_part_whose_writer_was_killed_are_uploaded_once(tmp_path, server, kept):
     run = tmp_path / "runs" / "t12" / "1"
@@ -199,36 +206,12 @@ def test_the_complete_steps_of_a_part_whose_writer_was_killed_are_uploaded_once(
     assert first.stat().st_size > 2 * kept
     os.truncate(first, kept)
     code, said = synced(tmp_path, WANDB_BASE_URL=server.address, **WITH_KEY)
-    assert (code, said) == (
-        0, "1 of 1: t12/1, 2 parts uploaded; 1 incomplete, because its writer was killed",
-    )  # fmt: skip
+    assert (code, said) == (0, "t12/1: 2 parts uploaded")
+    assert synced(tmp_path, WANDB_BASE_URL=server.address, **WITH_KEY) == (0, "nothing to upload for any run in runs")
     steps = server.steps["one"]
     assert steps[-2:] == [1, 2]
     assert steps[:-2] == list(range(1, len(steps) - 1))
     assert (0 < len(steps) - 2 < 30) == (kept == 3000)
-    assert wandb_sync.unsynced_parts(RunFolder(run)) == []
-
-
-@pytest.mark.slow
-def test_a_part_that_has_grown_since_it_was_uploaded_is_uploaded_again(tmp_path, server):
-    """A part grows if it is copied while its run trains, and again at its end."""
-    run = tmp_path / "runs" / "t12" / "1"
-    recorded(run, "one", list(range(1, 31)))
-    (part,) = run.glob("wandb/offline-run-*/*.wandb")
-    until, size = time.monotonic() + 60, -1
-    while size < 10_000 or part.stat().st_size != size:  # wandb's own process writes it, and may end later
-        assert time.monotonic() < until, size
-        size = part.stat().st_size
-        time.sleep(1.0)
-    whole = part.read_bytes()
-    os.truncate(part, 3000)
-    there = {"WANDB_BASE_URL": server.address, **WITH_KEY}
-    assert synced(tmp_path, **there)[0] == 0
-    assert wandb_sync.unsynced_parts(RunFolder(run)) == []
-    part.write_bytes(whole)
-    assert wandb_sync.unsynced_parts(RunFolder(run)) == [part]
-    assert synced(tmp_path, **there)[0] == 0
-    assert server.steps["one"][-30:] == list(range(1, 31))
     assert wandb_sync.unsynced_parts(RunFolder(run)) == []
 
 
@@ -243,8 +226,8 @@ def test_an_incomplete_part_whose_upload_failed_stays_to_be_uploaded(place, monk
         return code
 
     monkeypatch.setattr(wandb_sync, "run_logged", cut)  # no real server is lost at just that moment
-    outcome, failure = wandb_sync._upload(run, wandb_sync.unsynced_parts(run))
-    assert (outcome == "failed") == (failure is not None) == (left == 1)
+    (part,) = wandb_sync.unsynced_parts(run)
+    assert bool(wandb_sync._upload(run, part)) == (left == 1)
     assert len(wandb_sync.unsynced_parts(run)) == left
 
 
@@ -259,8 +242,7 @@ def test_a_resumed_run_becomes_one_wandb_run_and_failures_are_reported(tmp_path,
     with filelock.FileLock(runs / "3" / "lock"):
         code, said = synced(tmp_path, **there)
     assert code == 2
-    assert "1 of 3: t12/1, 2 parts uploaded 2 of 3: t12/2, 1 part failed" in said
-    assert "3 of 3: t12/3, 1 part it is being trained or scored: skipped" in said
+    assert "t12/1: 2 parts uploaded t12/2: failed t12/3: it is being trained or scored: skipped" in said
     assert "error: 1 of 3 runs were not uploaded; t12/2: " in said
     assert server.steps == {"one": [1, 2, 3, 3, 4]}
     assert server.groups == {"one": "twos"}

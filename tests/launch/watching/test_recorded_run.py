@@ -1,6 +1,5 @@
-"""One real run with a fault: followed by ``watch``, listed by ``runs``, and its page."""
+"""One real run with a fault: seen by ``runs`` while it trains, listed, and its page."""
 
-import io
 import json
 import os
 import re
@@ -10,15 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from experiments.registry import find
 from launch.runs.store import RunFolder
-from launch.watching import watch as watching
-from launch.watching.report import short_labels
-from launch.watching.run_state import read_state
 from tests.faults.injection import VARIABLE, hook
-from tests.launch.command_line import gpipe_here, refusal
+from tests.launch.command_line import gpipe, gpipe_here, refusal
 
 SETTINGS = (
     "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
@@ -38,30 +32,27 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory):
-    """A folder with a finished run, its state while it trained, and what ``watch`` printed meanwhile, in a thread."""
-    folder = tmp_path_factory.mktemp("watched")
-    out, has_ended = io.StringIO(), threading.Event()
+def recorded(tmp_path_factory):
+    """A folder with a finished run, what ``runs`` said of it while it trained, and what it printed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    has_ended = threading.Event()
 
-    def watch():
+    def look():
         run = wait_for_run(folder, has_ended)
-        state = read_state(run).name
-        watching.watch(run.path.name, Console(file=out, width=200, soft_wrap=True))
-        return run, state
+        return run, gpipe(folder, "runs", run.path.name)
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
         patch.chdir(folder)
         patch.setenv(VARIABLE, hook(FAULTS))
-        patch.setattr(watching, "LINES_EVERY_S", 0.5)
-        watcher = pool.submit(watch)
+        looking = pool.submit(look)
         try:
             printed = gpipe_here(
                 folder, "experiment", NAME, "--scale", "laptop", "--set", SETTINGS, "--launcher", "local"
             )
         finally:
             has_ended.set()
-        run, state = watcher.result(60)
-    return run, state, out.getvalue(), printed
+        run, seen = looking.result(60)
+    return run, seen, printed
 
 
 def wait_for_run(folder, has_ended):
@@ -71,9 +62,9 @@ def wait_for_run(folder, has_ended):
 
 
 @pytest.fixture
-def run(watched, monkeypatch):
-    monkeypatch.chdir(watched[0].path.parents[2])
-    return watched[0]
+def run(recorded, monkeypatch):
+    monkeypatch.chdir(recorded[0].path.parents[2])
+    return recorded[0]
 
 
 def copy_of(run, id, **changed):
@@ -88,25 +79,15 @@ def copy_of(run, id, **changed):
     return other
 
 
-def test_watch_shows_the_steps_the_stages_the_restart_and_the_end(watched):
-    run, state, shown, _ = watched
-    assert state == "training"
-    lines = shown.splitlines()
-    steps = [line for line in lines if re.search(r"\b6/6\b.*tokens/s", line)]
-    assert len(steps) == 1, shown
-    assert sum(bool(re.match(r"step\s+2/6", line)) for line in lines) <= 1, shown  # not again after the restart
-    rows = [line for line in lines if line.startswith("  stage 1  ")]
-    assert any(re.search(r"\[\w+\]", row) for row in rows), shown
-    assert any("attempt 1 failed" in line and "stage 1" in line for line in lines)
-    assert lines[-1].startswith(f"run {NAME}/{run.path.name}: it is finished")
+def test_a_run_that_trains_is_followed_by_the_printed_line(recorded):
+    run, seen, _ = recorded
+    assert f"{NAME}/{run.path.name}: training" in seen
+    assert f"    tail -f runs/{NAME}/{run.path.name}/logs/stage-*.log" in seen
+    assert list(run.path.glob("logs/stage-*.log"))
 
 
-def test_watch_of_a_finished_run_is_one_sentence(run):
-    assert "does not train now: it is finished; make report RUN=" in refusal("watch", run.path.name)
-
-
-def test_the_run_wrote_its_page_by_itself_and_it_needs_no_other_file(watched):
-    run, _, _, printed = watched
+def test_the_run_wrote_its_page_by_itself_and_it_needs_no_other_file(recorded):
+    run, _, printed = recorded
     assert f"report: {run.report}" in printed
     page = run.report.read_text()
     for text in ("<script", "<link", "@import", "src=", 'href="http', "url(http", "<image"):
@@ -118,8 +99,8 @@ def test_the_run_wrote_its_page_by_itself_and_it_needs_no_other_file(watched):
     assert all((run.path / link).exists() for link in links)
 
 
-def test_the_page_says_how_the_run_went(watched):
-    run = watched[0]
+def test_the_page_says_how_the_run_went(recorded):
+    run = recorded[0]
     page = run.report.read_text()
     record, plan = (json.loads(path.read_text()) for path in (run.record, run.plan_json))
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
@@ -171,37 +152,6 @@ def test_runs_lists_newest_first_and_filters_by_name(run):
         shutil.rmtree(old.path)
 
 
-def test_compared_runs_show_only_the_settings_that_differ(run):
-    other = copy_of(run, "other", rate=("learning_rate = 0.002", "learning_rate = 0.004"))
-    try:
-        path = Path(gpipe_here(".", "report", "--run", f"{run.path.name} other").removeprefix("report: ").strip())
-        assert path.parent == Path("runs")
-        page = path.read_text()
-        assert re.findall(r'<td class="text[ a-z]*" dir="auto">([a-z_]+\.[a-z_]+)</td>', page) == [
-            "optimizer.learning_rate"
-        ]
-        assert page.count(f">{run.path.name}</text>") == page.count(">other</text>") >= 4  # in the legends
-        out = gpipe_here(".", "report", "--run", "other", "--run", str(run.path))
-        assert Path(out.removeprefix("report: ").strip()) == path  # whatever the order
-    finally:
-        shutil.rmtree(other.path)
-
-
-def test_runs_of_different_tasks_are_not_compared(run):
-    images = RunFolder(run.path.parents[1] / "amoebanet_fashion/1")
-    images.path.mkdir(parents=True)
-    try:
-        images.experiment.write_text(find("amoebanet_fashion").to_toml())
-        assert "has not finished a step, so there is nothing to report" in refusal("report", "--run", str(images.path))
-        images.metrics.write_text(json.dumps({"step": 1, "train/loss": 2.0}) + "\n")
-        error = refusal("report", "--run", f"{run.path.name} {images.path}")
-        assert (
-            "is of translation (nll, tokens) and run amoebanet_fashion/1 of classification (accuracy, images)" in error
-        )
-    finally:
-        shutil.rmtree(images.path.parent)
-
-
 def test_a_scored_run_shows_translations_beside_their_references(run):
     other = copy_of(run, "scored")
     scores = {"bleu": 12.5, "chrf": 30.0}
@@ -235,7 +185,7 @@ def test_a_scored_run_shows_translations_beside_their_references(run):
     ("arguments", "parts"),
     [
         (("report", "--run", "nothing"), ("no run 'nothing'", "make runs lists all 1")),
-        (("watch", "t24_1_3b_wid/x"), ("no run 't24_1_3b_wid/x'",)),
+        (("report", "--run", "a b"), ("no run 'a b'",)),
         (("report", "--run", "runs/begun"), ("runs/begun has no experiment.toml: no run started there",)),
         (("report", "depth_width", "--run", "x"), ("both the sweep 'depth_width' and --run are given",)),
     ],
@@ -245,8 +195,3 @@ def test_bad_input_is_one_sentence(run, arguments, parts):
     error = refusal(*arguments)
     assert error.count("\n") == 1
     assert all(part in error for part in parts), error
-
-
-def test_runs_with_one_id_are_told_apart_by_their_names():
-    assert short_labels(["a/1", "a/2"]) == ["1", "2"]
-    assert short_labels(["a/1", "b/1"]) == ["a/1", "b/1"]

@@ -12,12 +12,10 @@ from experiments.planning.problem import estimated_costs
 from experiments.planning.request import plan_request
 from experiments.registry import find
 from launch.runs.store import RunFolder
-from launch.watching.report import comparison, update_page
+from launch.watching.report import update_page
 from launch.watching.run_data import read_run
 from launch.watching.run_figures import loss_pictures, schedule_pictures
 from launch.watching.run_page import run_page
-from launch.watching.run_state import read_state
-from launch.watching.watch import WatchView, describe_end
 from suite.errors import SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.training.metrics import STEP_S
@@ -51,7 +49,6 @@ def test_validations_are_no_steps_and_the_best_one_is_marked(tmp_path):
     assert [line["step"] for line in run.history.steps] == [1, 2, 3, 4]
     assert [at for at, _ in run.points("train/loss")] == [1, 2, 4]  # step 3 was not finite
     assert run.valid_points("nll") == [(2, 4.0), (4, 4.5)]
-    assert run.valid_points("nll", "train/tokens") == [(200.0, 4.0), (400.0, 4.5)]
     assert run.best == (2, 4.0)
     page = run_page(run).html()
     assert "<dt>best validation nll</dt><dd>4.0000 at step 2</dd>" in page
@@ -69,12 +66,6 @@ def test_a_run_that_trains_on_after_its_end_has_no_record_yet(tmp_path):
     assert run.record == {}
     assert run.best == (4, 3.5)
     assert run.valid_points("nll") == [(2, 4.0), (4, 3.5)]
-
-
-def test_a_validation_without_its_step_has_no_place_on_an_axis_of_tokens(tmp_path):
-    run = read_run(folder(tmp_path, [validation(1, 4.2), step(2), validation(2, 4.0)]))
-    assert run.valid_points("nll", "train/tokens") == [(200.0, 4.0)]
-    assert run.valid_points("nll") == [(1, 4.2), (2, 4.0)]
 
 
 def plan_with(*schedules):
@@ -190,10 +181,6 @@ def test_what_decides_the_best_validation_is_shown_and_the_metric_has_its_name(t
     assert "Recall of training and of held-out data." in page
     assert "<dt>scale</dt>" not in page  # a model of one's own has none
     assert page.count(">best, step 10</text>") == 1
-    table = comparison([found, found]).html()
-    assert "validation accuracy" in table
-    assert "validation recall" in table
-    assert "best loss" in table
 
 
 def test_one_validation_at_the_end_is_not_called_the_best(tmp_path):
@@ -244,23 +231,6 @@ def test_a_run_that_failed_before_its_first_step_gets_no_page_and_no_second_mess
     assert not run.report.exists()
 
 
-def test_watch_tells_validations_from_steps_because_on_a_terminal_only_the_last_step_stays(tmp_path):
-    run = folder(tmp_path, [step(1)])
-    view = WatchView(run, find("t12_400m").with_settings("train.log_every=2"))
-    with run.metrics.open("a") as file:
-        steps = [step(number, **{"throughput/step_s": 0.5}) for number in (2, 3)]
-        file.write("".join(json.dumps(line) + "\n" for line in (steps[0], validation(2, 4.0), steps[1])))
-    (first, is_of_step), second = view.poll()
-    assert (first.startswith("step 2/"), is_of_step) == (True, True)
-    assert view.step_line().startswith("step 3/")
-    assert second == ("step 2: validation nll 4.0000 (0.1 s)", False)
-
-
-def test_a_run_without_an_attempt_never_started(tmp_path):
-    run = folder(tmp_path, [])
-    assert describe_end(run, read_state(run)).startswith("it never started; make resume RUN=")
-
-
 HOSTILE = """
 format = 4
 name = "t"
@@ -274,9 +244,7 @@ train = {{steps = 2}}
 """
 
 
-@pytest.mark.parametrize(
-    "command", ["report --run", "runs", "watch", "resume --launcher local", "checkpoints", "export"]
-)
+@pytest.mark.parametrize("command", ["report --run", "runs", "resume --launcher local", "checkpoints", "export"])
 def test_no_command_executes_code_in_a_run_folder(tmp_path, command):
     """A run folder may come from another machine: a report reads its records, a resume refuses it."""
     path = tmp_path / "runs" / "t" / "1"

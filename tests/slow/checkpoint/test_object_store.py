@@ -1,8 +1,7 @@
-"""Checkpoints, copies and whole runs at s3:// addresses, on moto's S3 server on this machine."""
+"""Checkpoints and whole runs at s3:// addresses, on moto's S3 server on this machine."""
 
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,12 +11,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from launch import node_probe
-from launch.jobs.in_job_upload import RunCopies
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage
-from tests.launch.command_line import SMALL, losses
-from tests.slow.jobs_head import Head
+from tests.launch.command_line import losses
 from tests.slow.storage_sync import test_apart
 from tests.suite.training.checkpoint.saves import restored
 from tests.suite.training.checkpoint.test_saving import check_store
@@ -115,55 +111,6 @@ def test_a_bucket_that_is_not_there_is_named(server):
     with pytest.raises(OSError, match="nobucket"):
         Storage("s3://nobucket/x").write("a", b"1")
     assert requests.get(f"{server}/nobucket", timeout=10).status_code == 404
-
-
-def test_the_probe_and_a_runs_copies_use_the_store(tmp_path):
-    place = f"{BUCKET}/copies"
-    assert node_probe.write_marker(place, "marker") == ""
-    assert node_probe.probe_node([], place, "marker", "mine")["shared"]
-    assert node_probe.unseen_markers(place, ["marker", "mine", "other"], 0.1) == ["other"]
-    node_probe.remove_markers(place, ["marker", "mine", "never"])
-    assert node_probe.unseen_markers(place, ["marker", "mine"], 0.0) == ["marker", "mine"]
-    run, notes = tmp_path / "runs" / "t" / "1", tmp_path / "notes"
-    (run / "logs").mkdir(parents=True)
-    (run / "logs" / "a.log").write_text("one")
-    notes.write_text(f"{run}\n")
-    copies = RunCopies(tmp_path / "runs", notes, place)
-    assert [copies.copy(), copies.copy()] == [1, 0]
-    assert Storage(f"{place}/runs/t/1").read("logs/a.log", 10) == b"one"
-
-
-def test_a_run_is_submitted_with_the_store_as_its_storage_and_resumed(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))  # the head's own folder of runs is below it
-    head = Head(tmp_path)
-    try:
-        head.wait()
-        place = f"{BUCKET}/jobs"
-        options = ("--scale", "laptop", "--storage", place)
-        settings = f"{SMALL} train.steps=6 pipeline.stages=1 tracking.wandb=disabled"
-        printed = head.gpipe("submit", "t24_1_3b_wide", *options, "--set", settings, "--job", "first", seconds=500)
-        assert printed.splitlines()[-1] == "job first is done"
-        assert f"cache: {tmp_path}/.cache, shared with the head and all nodes" in printed
-        (id,) = Storage(f"{place}/runs/t24_1_3b_wide").names("")
-        checkpoints = Storage(f"{place}/checkpoints/t24_1_3b_wide/{id}")
-        assert checkpoints.folders()[0] == "00000006"
-        run = f"t24_1_3b_wide/{id}"
-        printed = head.gpipe(
-            "submit", "", "--run", run, *options, "--set", "train.steps=9", "--job", "second", seconds=500
-        )
-        assert printed.splitlines()[-1] == "job second is done"
-        assert checkpoints.folders()[0] == "00000009"
-        (there,) = tmp_path.rglob(run)
-        shutil.rmtree(there)  # as on a new head
-        printed = head.gpipe(
-            "submit", "", "--run", run, *options, "--set", "train.steps=12", "--job", "third", seconds=500
-        )
-        assert f"copied run {run} from {place}/runs/{run}" in printed
-        assert printed.splitlines()[-1] == "job third is done"
-        assert checkpoints.folders()[0] == "00000012"
-        assert len(losses(there)) == 12
-    finally:
-        head.end()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")

@@ -1,6 +1,6 @@
 """Runs as jobs on a cluster: a Ray head on this machine with its own token."""
 
-import json
+import os
 import re
 import secrets
 import signal
@@ -38,18 +38,35 @@ def head(tmp_path_factory):
         head.end()
 
 
+def line_of(printed, begin):
+    """Returns the rest of the line of a command that begins so."""
+    (line,) = {line.removeprefix(begin) for line in printed.splitlines() if line.startswith(begin)}
+    return line
+
+
+def shell(head, line):
+    """Runs a line that a command printed, as a person would; returns what it prints."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        line, shell=True, cwd=head.folder, env=head.variables(PATH=path), capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def stopped(head):
-    """A run that was submitted, followed until an interrupt, and stopped; with the output of each command."""
-    settings = f"{TINY} train.steps=100000"
+    """A run that was submitted from another folder, followed until an interrupt, and stopped by the printed line; with
+    what the follower and Ray's own commands printed."""
     follower = subprocess.Popen(
-        command("submit", "t24_1_3b_wide", "--address", head.address, "--scale", "laptop", "--set", settings,
-                "--storage", str(head.storage), "--job", "first"),
+        command("submit", "t24_1_3b_wide", "--address", head.address, "--scale", "laptop", "--set",
+                f"{TINY} train.steps=100000", "--storage", str(head.storage), "--job", "first"),
         cwd=head.folder, env=head.variables(WANDB_API_KEY=KEY), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True, preexec_fn=reset_sigint,
     )  # fmt: skip
     try:
-        until = time.monotonic() + 200
+        until = time.monotonic() + 400
         while not list(head.storage.glob("runs/*/*/checkpoints/00000005/manifest.json")):
             assert follower.poll() is None, follower.communicate()[0]
             assert time.monotonic() < until, "no checkpoint in time"
@@ -59,68 +76,57 @@ def stopped(head):
     finally:
         follower.kill()
     assert follower.returncode == 130, followed
-    listed = head.gpipe("jobs")
-    stop_output = head.gpipe("stop", "first")
+    logged = shell(head, line_of(followed, "follow it: ").replace(" --follow", ""))
+    stop_output = shell(head, line_of(followed, "stop it: "))
     (run,) = head.storage.glob("runs/*/*")
-    return run, followed, listed, stop_output
+    return run, followed, logged, stop_output
 
 
 @pytest.fixture(scope="module")
 def finished(head, stopped):
-    """The same run, resumed by another job to its end, then fetched."""
-    run, *_ = stopped
+    """The same run, resumed by another job to its end."""
+    run, followed, *_ = stopped
     steps = len(losses(run)) + 20
-    id = f"{run.parent.name}/{run.name}"
+    given = dict(part.split("=", 1) for part in line_of(followed, "resume its run then: make submit ").split())
+    assert given == {"RUN": f"{run.parent.name}/{run.name}", "STORAGE": str(head.storage), "ADDRESS": head.address}
     printed = head.gpipe(
-        "submit", "--run", id, "--set", f"train.steps={steps}", "--storage", str(head.storage), "--job", "second"
+        "submit", "--run", given["RUN"], "--set", f"train.steps={steps}", "--storage", given["STORAGE"], "--job",
+        "second", seconds=400,
     )  # fmt: skip
-    return run, steps, printed, head.gpipe("fetch", "second")
+    return run, steps, printed
 
 
 def test_the_package_is_described_and_the_job_outlives_its_follower(head, stopped):
-    run, followed, listed, stop_output = stopped
+    run, followed, logged, stop_output = stopped
     lines = followed.splitlines()
     assert re.match(r"package: \d+ tracked files, \d\.\d\d MiB, commit [0-9a-f]+", lines[0])
-    assert any(re.match(r"all \d\d+ pinned packages are installed on the cluster", line) for line in lines)
-    assert f"storage: {head.storage}" in lines
-    assert f"folder: {run}" in lines
+    assert re.search(r"^node: \S+ \(\S+\)$", followed, re.MULTILINE)
+    assert re.search(r"^all \d pinned packages are installed on 1 node$", followed, re.MULTILINE)
+    assert {f"storage: {head.storage}", "devices: 2 of 2 CPUs are free", f"folder: {run}"} <= set(lines)
     assert "interrupted; job first keeps running" in lines
-    for verb in ("logs", "stop", "fetch"):
-        assert f"make {verb} JOB=first ADDRESS={head.address}" in followed
-    assert re.search(r"first .* running", listed)
-    assert "job first is stopped" in stop_output
-    assert f"make submit RUN={run.parent.name}/{run.name} STORAGE={head.storage}" in stop_output
+    assert f"folder: {run}" in logged
+    assert "Job 'first' was stopped" in stop_output
 
 
-def test_a_stopped_run_is_resumed_by_another_job_and_fetched(head, finished):
-    run, steps, printed, fetched = finished
+def test_a_stopped_run_is_resumed_by_another_job_and_its_page_is_brought_by_the_printed_line(head, finished):
+    run, steps, printed = finished
     assert "resumed at step" in printed
     assert f"step {steps}/{steps}  loss" in printed  # from the marked lines of the job's log
     assert "@gpipe" not in printed
-    assert printed.splitlines()[-1] == "job second is done"
-    here = head.folder / "runs" / run.parent.name / run.name
-    assert f"folder: {here}" in fetched
-    for name in ("record.json", "metrics.jsonl", "plan.txt", "timeline.png", "logs/stage-0-0.log"):
-        assert (here / name).read_bytes() == (run / name).read_bytes()
-    assert not list(here.rglob("*.safetensors"))
-    assert len(losses(here)) == steps
-    assert "resumed at step" in (here / "job.log").read_text()
-
-
-def test_both_jobs_of_a_run_can_be_fetched_again(head, finished):
-    run, *_ = finished
-    for job in ("second", "first"):
-        assert f"folder: {head.folder / 'runs' / run.parent.name / run.name}" in head.gpipe("fetch", job)
+    assert printed.splitlines()[-2] == "job second is done"
+    assert len(losses(run)) == steps
+    shell(head, line_of(printed, "its page: "))
+    assert (head.folder / "report.html").read_bytes() == (run / "report.html").read_bytes()
 
 
 def test_the_doctor_runs_on_the_head_and_prints_its_table(head):
     address = head.address.removeprefix("http://")  # a user may type it so
     done = subprocess.run(
-        command("doctor", "--address", address), cwd=head.folder, env=head.variables(HOME=str(head.folder)),
-        capture_output=True, text=True, timeout=200, check=False,
+        command("doctor", "--address", address, "--storage", str(head.storage)), cwd=head.folder,
+        env=head.variables(HOME=str(head.folder)), capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    assert f"running the doctor on {head.address} as job doctor-" in done.stdout
+    assert "submitted: job doctor-" in done.stdout
     assert re.search(r"^(ok|warning|fault) +storage ", done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"checks(, all ok)?$", done.stdout, re.MULTILINE)
     assert "Traceback" not in done.stdout + done.stderr
@@ -154,14 +160,13 @@ import shlex, tempfile, time
 from pathlib import Path
 from launch.jobs.client import JobClient
 from experiments.custom.own_imports import ROOT
-from launch.jobs.source_package import pack
+from launch.jobs.package import copy_checkout
 client = JobClient({head.address!r})
 with tempfile.TemporaryDirectory() as place:
-    archive = Path(place) / "package.zip"
-    pack(ROOT, archive, print)
+    copy_checkout(ROOT, Path(place), print)
     client.submit_job(
         entrypoint="exec {sys.executable} -c " + shlex.quote({work!r}), submission_id="third",
-        runtime_env={{"working_dir": str(archive)}},
+        runtime_env={{"working_dir": place}},
     )
 until = time.monotonic() + 60
 while not client.get_job_status("third").is_terminal() and time.monotonic() < until:
@@ -172,26 +177,64 @@ print(client.get_job_logs("third"))
     assert re.search(rf"^found {place} {place}$", head.python(submit), re.MULTILINE)
 
 
+def test_nodes_with_a_wrong_version_are_named_with_the_pip_command(head):
+    submit = f"""
+import tempfile
+from pathlib import Path
+from rich.console import Console
+from experiments.custom.own_imports import ROOT
+from launch.jobs.client import JobClient
+from launch.jobs.follow import JobLog
+from launch.jobs.package import copy_checkout
+from launch.jobs.submit import JobCommand, send
+client = JobClient({head.address!r})
+with tempfile.TemporaryDirectory() as place:
+    copy_checkout(ROOT, Path(place), print)
+    project = Path(place, "pyproject.toml")
+    project.write_text(project.read_text().replace("wandb==", "wandb==99."))
+    send(client, "old", JobCommand("x", ("experiment", "t12_400m")), Path(place), {str(head.storage)!r}, {{}})
+print("code", JobLog(client, "old", {{}}, Console(width=300)).follow())
+"""
+    printed = head.python(submit)
+    assert re.search(
+        r"^error: wandb [\d.]+ on \S+; on each node, or in its image: pip install wandb==99\.", printed, re.M
+    )
+    assert printed.splitlines()[-2:] == ["job old failed with exit code 2", "code 2"]
+
+
 def test_a_failed_job_shows_its_root_cause_and_exit_code(head):
-    place = ("--storage", str(head.storage), "--job", "fourth")
-    assert "there is no run t128_6b/nothing in" in head.gpipe("submit", "--run", "t128_6b/nothing", *place, code=2)
-    arguments = ("submit", "t12_400m", "--set", "text.corpus=/nowhere", *place)
+    place = ("--storage", str(head.storage), "--job")
+    assert "error: no run 't128_6b/nothing'" in head.gpipe("submit", "--run", "t128_6b/nothing", *place, "no", code=2)
+    arguments = ("submit", "t12_400m", "--set", "text.corpus=/nowhere", *place, "fourth")
     printed = head.gpipe(*arguments, code=2)
     lines = printed.splitlines()
     assert lines[-1] == "job fourth failed with exit code 2"
     assert lines[-2].startswith("error: there is no corpus '/nowhere'")
     assert "Traceback" not in printed
     assert "Running entrypoint" not in printed
-    assert lines[-2:] == head.gpipe("logs", "fourth", code=2).splitlines()[-2:]
-    # the failed job's name is taken; this is reported before any upload
-    assert "already has a job fourth" in head.gpipe(*arguments, code=2)
+    assert "Job with submission_id fourth already exists" in head.gpipe(*arguments, code=2)
+
+
+def test_a_job_whose_driver_is_killed_is_one_sentence(head):
+    follow = f"""
+from rich.console import Console
+from launch.jobs.client import JobClient, JobError
+from launch.jobs.follow import JobLog
+client = JobClient({head.address!r})
+client.submit_job(entrypoint="exec python3 -c 'import os; os.kill(os.getpid(), 9)'", submission_id="killed")
+try:
+    JobLog(client, "killed", {{}}, Console(width=200)).follow()
+except JobError as error:
+    print(error)
+"""
+    assert "job killed ended early: its process was killed (signal 9)" in head.python(follow)
 
 
 def test_a_wrong_or_missing_token_is_rejected_and_never_shown(head, tmp_path):
     wrong = secrets.token_hex(16)
     arguments = ("submit", "t128_6b", "--storage", str(head.storage))
     printed = head.gpipe(*arguments, code=2, RAY_AUTH_TOKEN=wrong)
-    assert f"the cluster at {head.address} rejects the token from RAY_AUTH_TOKEN" in printed
+    assert f"the cluster at {head.address} rejects this machine's token" in printed
     assert wrong not in printed
     printed = head.gpipe(*arguments, code=2, RAY_AUTH_TOKEN=None, HOME=str(tmp_path))
     assert "requires a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH" in printed
@@ -200,17 +243,13 @@ def test_a_wrong_or_missing_token_is_rejected_and_never_shown(head, tmp_path):
 def test_a_token_in_the_default_file_is_used(head, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text(head.token)
-    printed = head.gpipe("jobs", RAY_AUTH_TOKEN=None, RAY_AUTH_MODE=None, HOME=str(tmp_path))
-    assert head.address in printed  # the list needs the token
+    jobs = f"from launch.jobs.client import JobClient; print(JobClient({head.address!r}).list_jobs())"
+    assert head.python(jobs, RAY_AUTH_TOKEN=None, RAY_AUTH_MODE=None, HOME=str(tmp_path))  # the list needs the token
 
 
-def test_storage_that_cannot_be_written_is_reported_before_the_upload(head):
+def test_storage_that_cannot_be_written_is_one_sentence(head):
     printed = head.gpipe("submit", "t128_6b", "--storage", "/proc/nothing", "--job", "never", code=2)
     assert "error: the head cannot write to storage /proc/nothing" in printed
-    assert "submitted" not in printed
-    listed = head.gpipe("jobs")
-    assert "never" not in listed
-    assert "probe" not in listed
 
 
 class Proxy:
@@ -265,10 +304,10 @@ while not client.get_job_status("fifth").is_terminal():
 import sys
 from rich.console import Console
 from launch.jobs.client import JobClient
-from launch.jobs.logs import follow_job
+from launch.jobs.follow import JobLog
 client = JobClient({proxy.address!r})
 print("ready", flush=True); sys.stdin.readline()
-print("code", follow_job(client, "fifth", Console(width=100), lost_s=20))
+print("code", JobLog(client, "fifth", {{}}, Console(width=100)).follow(lost_s=20))
 """
     with head.asked_when_ready(follow) as ask:
         proxy.limit_bytes = 2500
@@ -287,34 +326,17 @@ def test_a_cluster_that_stays_unreachable_is_one_sentence(head):
 import sys
 from rich.console import Console
 from launch.jobs.client import UnreachableError, JobClient
-from launch.jobs.logs import follow_job
+from launch.jobs.follow import JobLog
 client = JobClient({proxy.address!r})
 print("ready", flush=True); sys.stdin.readline()
 try:
-    follow_job(client, "gone", Console(width=200), lost_s=1.5)
+    JobLog(client, "gone", {{}}, Console(width=200)).follow(lost_s=1.5)
 except UnreachableError as error:
     print(error)
 """
     with head.asked_when_ready(follow) as ask:
         proxy.close()
         printed = ask()
-    assert "has not answered for 2 s; when it does, follow job gone again: make logs JOB=gone" in printed
+    assert re.search(r"no answer for 2 s from .*; job gone keeps running; when it answers$", printed, re.MULTILINE)
+    assert "ray job logs --address" in printed
     assert "Traceback" not in printed
-
-
-def test_an_archive_too_large_for_a_log_is_rejected_with_its_size(head, finished):
-    run, *_ = finished
-    printed = head.python(
-        f"""
-from launch.jobs import remote_archive
-from launch.jobs.client import JobClient, JobError
-from launch.jobs.remote_script import run_script
-request = {{"storage": {str(head.storage)!r}, "job": "second", "extra_folders": [], "limit": 2000}}
-try:
-    run_script(JobClient({head.address!r}), remote_archive, request, 60)
-except JobError as error:
-    print(error)
-"""
-    )
-    assert re.search(r"packed at most go through a job's log; copy .*, the largest are .* MiB\)", printed)
-    assert json.loads((run / "record.json").read_text())["steps"]

@@ -25,33 +25,29 @@ def head(tmp_path_factory):
         head.end()
 
 
-def test_without_a_shared_folder_nothing_is_uploaded(head):
+def test_without_a_shared_folder_a_job_ends_with_one_sentence(head):
     printed = head.gpipe("submit", "t128_6b", "--job", "homeless", code=2)
-    assert "the cluster has 3 nodes, and a run needs storage shared by all of them: give STORAGE=" in printed
-    assert "homeless" not in head.gpipe("jobs")
+    assert "error: the cluster has 3 nodes, and a run needs storage shared by all of them: give STORAGE=" in printed
 
 
-def test_a_run_uses_several_nodes_and_is_fetched(head):
+def test_a_run_uses_several_nodes(head):
     settings = f"{SMALL} train.steps=6 pipeline.stages=2 tracking.wandb=disabled"
     printed = head.gpipe(
         "submit", "t24_1_3b_wide", "--scale", "laptop", "--set", settings, "--storage", str(head.storage),
         "--job", "two",
     )  # fmt: skip
-    assert printed.splitlines()[-1] == "job two is done"
+    assert printed.splitlines()[-2] == "job two is done"
+    assert re.search(r"^all \d pinned packages are installed on 3 nodes$", printed, re.MULTILINE)
     assert re.search(r"plan of t24_1_3b_wide on 2 CPU cores .* on 2 nodes; simulated from measured", printed), printed
     assert re.search(r"replica 0: stage 0 on .*, stage 1 on ", printed), printed  # of one node: stages 0-1
     (run,) = head.storage.glob("runs/t24_1_3b_wide/*")
-    head.gpipe("fetch", "two")
-    assert losses(head.folder / "runs" / run.parent.name / run.name) == losses(run)
     assert len(losses(run)) == 6
 
 
-def test_a_sweep_shares_the_cluster_and_its_report_is_fetched(head):
+def test_a_sweep_shares_the_cluster_and_its_report_is_named(head):
     printed = head.gpipe(
         "submit", "temperature", "--scale", "tiny", "--storage", str(head.storage), "--job", "three", seconds=600
     )  # fmt: skip
-    assert printed.splitlines()[-1] == "job three is done"
-    report = head.storage / "runs/temperature-tiny/report.md"
-    head.gpipe("fetch", "three")
-    assert (head.folder / "runs/temperature-tiny/report.md").read_bytes() == report.read_bytes()
-    assert "excluded from" not in report.read_text()
+    folder = head.storage / "runs/temperature-tiny"
+    assert printed.splitlines()[-2:] == ["job three is done", f"its page: cp {folder}/report.html ."]
+    assert "excluded from" not in (folder / "report.md").read_text()

@@ -1,0 +1,182 @@
+"""Measures the links between nodes: latency and bandwidth, pair by pair and for an all-reduce, between workers that Ray
+places like a run's. Plans use the slowest pair, and the all-reduce. A run measures the links inside a node itself.
+
+Two message sizes give both: the small one costs the latency, and the large one's extra time is due to its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import combinations, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from launch.backends.link_cache import LinkSpeeds
+from launch.backends.network_interface import rendezvous_store, use_interface_of
+from launch.diagnostics.finding import Finding, fault, ok, warning
+from launch.diagnostics.probes import Node
+from launch.ray_nodes import collect, start_on
+from launch.worker.distributed import init_process_group, one_way_s, time_s
+from suite.log import Log
+from suite.pipeline.planning.simulate import Link
+
+TIMEOUT_S = 60.0
+"""Seconds for one message."""
+
+TIMEOUT = timedelta(seconds=TIMEOUT_S)
+
+LARGE_S = 0.1
+"""Target seconds of the large message, so that a slow link does not delay the others."""
+
+LEAST, MOST = 2**18, 2**24
+"""Smallest and largest size of the large message in bytes: from a laptop run's boundary to that of the paper."""
+
+PLACE_S = 60.0
+"""Seconds for a worker to be placed and to import torch while others do the same."""
+
+BEGIN_S, PAIR_S = 60.0, 30.0
+"""Seconds for the workers to meet and reduce, and for each pair: gloo and NCCL connect on the first message."""
+
+ALL_PAIRS = 8
+"""Up to this many nodes every pair is measured; above, each node with the next, so that the time grows linearly."""
+
+SLOW = 100e6
+"""Bytes a second. A gigabit port gives 117 million; below 100, a port or cable has fallen back to a lower speed or
+traffic is shaped, and a stage's 16 MiB take a sixth of a second, which no schedule hides."""
+
+COMPARED_BYTES = 2**20
+"""Size of the message by which links are compared."""
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class LinkMeasurements:
+    """The links of pairs of ranks, and of the all-reduce of all ranks."""
+
+    pairs: dict[Pair, Link]
+    reduced: Link
+
+
+class LinkActor:
+    """A measuring process with one device."""
+
+    def ready(self, address: str) -> int:
+        """Opens a store at its node's address, which keeps its port open for this worker, and returns the port."""
+        use_interface_of(address)
+        self._store = rendezvous_store(address)
+        self._store.set_timeout(TIMEOUT)
+        return int(self._store.port)
+
+    def measure(self, rank: int, world: int, host: str, port: int, use_gpu: bool) -> LinkMeasurements:
+        """Measures with the other workers; they meet in the first one's store. Returns the pairs of which this is the
+        first rank."""
+        store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=TIMEOUT)
+        gpu = 0 if use_gpu else None  # a Ray worker sees only its own
+        device = init_process_group(rank, world, store, 1, gpu, TIMEOUT_S)
+        found: dict[Pair, Link] = {}
+        for pair in pairs_of(world):
+            dist.all_reduce(torch.zeros(1))  # nobody else sends meanwhile
+            if rank in pair:
+                link = _pair_link(sum(pair) - rank, device)
+                found |= {pair: link} if rank == pair[0] else {}
+        reduced = _reduction(world, device)
+        dist.destroy_process_group()
+        return LinkMeasurements(found, reduced)
+
+
+def pairs_of(world: int) -> list[Pair]:
+    """Returns the pairs of ranks to measure: all, or of many workers a ring."""
+    return [*combinations(range(world), 2)] if world <= ALL_PAIRS else [*pairwise(range(world)), (0, world - 1)]
+
+
+def _pair_link(peer: int, device: torch.device) -> Link:
+    def agree_on(size: Tensor) -> None:
+        """Gives both ranks the lower one's size."""
+        dist.send(size, peer) if dist.get_rank() < peer else dist.recv(size, peer)
+
+    return _fit_link(lambda size: one_way_s(peer, size, device), 1, agree_on)
+
+
+def _reduction(world: int, device: torch.device) -> Link:
+    def reduce(size: int) -> float:
+        values = torch.zeros(max(1, size // 4), device=device)
+        return time_s(lambda: dist.all_reduce(values), device)
+
+    link = _fit_link(reduce, 4, lambda size: dist.all_reduce(size, dist.ReduceOp.MIN))
+    return Link(link.latency_s, link.bytes_per_s * 2 * (world - 1) / world)
+
+
+def _fit_link(measure_s: Callable[[int], float], small: int, agree_on: Callable[[Tensor], object]) -> Link:
+    measure_s(small)  # the first message opens the connection
+    latency = measure_s(small)
+    trial = measure_s(LEAST)
+    rate = LEAST / max(trial - latency, 1e-6)
+    size = torch.tensor([int(min(MOST, max(LEAST, rate * LARGE_S)))])
+    agree_on(size)
+    return Link(latency, int(size) / max(measure_s(int(size)) - latency, 1e-9))
+
+
+def measure_links(nodes: Sequence[Node], cluster: str, log: Log) -> tuple[LinkSpeeds | None, list[Finding]]:
+    """Measures between workers of a cluster's nodes, one on each that has a device. One that cannot be placed is a
+    fault and left out. Returns the speeds for plans; None with fewer than two workers, or if they do not connect."""
+    import ray
+
+    use_gpu = any(node.gpus for node in nodes)
+    workers = [node for node in nodes if (node.gpus if use_gpu else node.cpus)]
+    if len(workers) < 2:
+        return None, []
+    needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if use_gpu else {"num_cpus": 1}
+    actors = {node: start_on(node.id, LinkActor, **needs) for node in workers}
+    try:
+        ports, unplaced = collect({node: actors[node].ready.remote(node.address) for node in workers}, PLACE_S)
+        remedy = "another run may use its devices (ray status): wait for it, stop it, or add nodes"
+        found = [
+            fault("placement", f"{node.name}: no worker is ready: {why}", remedy) for node, why in unplaced.items()
+        ]
+        placed = [node for node in workers if node in ports]
+        if len(placed) < 2:
+            return None, found
+        log(f"measuring {len(pairs_of(len(placed)))} links between {len(placed)} nodes")
+        first = placed[0]
+        answers, silent = collect(
+            {
+                node: actors[node].measure.remote(rank, len(placed), first.address, ports[first], use_gpu)
+                for rank, node in enumerate(placed)
+            },
+            BEGIN_S + PAIR_S * len(pairs_of(len(placed))),
+        )
+    finally:
+        for actor in actors.values():
+            ray.kill(actor)
+    if silent:
+        node, why = next(iter(silent.items()))
+        remedy = "open TCP between all nodes from port 10002 on, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+        return None, [*found, fault("links", f"they could not be measured: {node.name}: {why}", remedy)]
+    pairs = {pair: link for answer in answers.values() for pair, link in answer.pairs.items()}
+    slowest = max(pairs.values(), key=lambda link: link.seconds(COMPARED_BYTES))
+    reduced = answers[first].reduced
+    found += findings_of({(placed[a].name, placed[b].name): link for (a, b), link in pairs.items()})
+    found.append(ok("all-reduce", f"{len(placed)} workers: {format_link(reduced)}"))
+    return LinkSpeeds(cluster, slowest, reduced), found
+
+
+def findings_of(links: dict[tuple[str, str], Link]) -> list[Finding]:
+    """Returns a warning for each slow link by the names of its nodes, or else one line with the slowest."""
+    shown = {names: f"{names[0]} - {names[1]}: {format_link(link)}" for names, link in links.items()}
+    remedy = "check its ports and cables (ethtool), its limits (tc qdisc), and other traffic"
+    slow = [names for names, link in links.items() if link.bytes_per_s < SLOW]
+    port = f"less than a gigabit port's {SLOW / 1e6:.0f} MB/s"
+    slowest = max(links, key=lambda names: links[names].seconds(COMPARED_BYTES))
+    fine = ok("links", f"{len(links)} measured, the slowest {shown[slowest]}")
+    return [warning("links", f"{shown[names]}; {port}", remedy) for names in slow] or [fine]
+
+
+def format_link(link: Link) -> str:
+    return f"{link.latency_s * 1e3:.3g} ms, {link.bytes_per_s / 1e6:,.0f} MB/s"

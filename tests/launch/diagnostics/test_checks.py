@@ -1,0 +1,194 @@
+"""What the doctor's facts and measurements mean, and what it does where there is no cluster."""
+
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from launch.backends.link_cache import file_of, read_links
+from launch.diagnostics import checks, links
+from launch.diagnostics import command as doctor
+from launch.diagnostics.checks import MIB
+from launch.diagnostics.probes import LocalProbe, Node
+from launch.node_probe import pinned_versions
+from suite.errors import PlacementError, SettingError
+from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.simulate import Link
+from tests.launch.command_line import call
+
+PATIENCE_S = 40.0
+FACTS = checks.NodeFacts(
+    python="3.11.7",
+    versions=dict.fromkeys(checks.PACKAGES, "1.0"),
+    code="c0de",
+    cores=8,
+    gpus=0,
+    usable=0,
+    listing_error="",
+    shared=32 * GIB,
+    shared_free=32 * GIB,
+    open_files=65536,
+)
+NODES = [Node(name, f"10.0.0.{at}", name, cpus=8, gpus=0) for at, name in enumerate("abc")]
+GPU_NODES = [replace(node, gpus=2) for node in NODES]
+GPU_FACTS = replace(FACTS, gpus=2, usable=2)
+
+
+def known(nodes=NODES, facts=FACTS, **changed):
+    """Facts of three nodes; those of the last with what is changed."""
+    return {node: replace(facts, **(changed if node == nodes[-1] else {})) for node in nodes}
+
+
+def unwell_of(findings):
+    return [one for one in findings if one.level != "ok"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "words"),
+    [
+        ({"python": "3.12.1"}, "fault", "Python differs: 3.11.7 on a and b, 3.12.1 on c"),
+        ({"code": "0ther"}, "fault", "the suite's code differs: c0de on a and b, 0ther on c"),
+        ({"versions": {**FACTS.versions, "wandb": None}}, "fault", "wandb is not installed on c"),
+    ],
+)
+def test_versions_that_differ(changed, level, words, monkeypatch):
+    monkeypatch.setattr("launch.node_probe.pinned_versions", dict)
+    assert unwell_of(checks.versions(known())) == []
+    (one,) = unwell_of(checks.versions(known(**changed)))
+    assert (one.level, one.subject, one.found) == (level, "versions", words)
+
+
+def test_versions_other_than_the_pinned_are_a_warning_and_a_local_build_is_none():
+    installed = {name: version for name, version in checks.gather().versions.items() if version}
+    assert pinned_versions().keys() >= {"torch", "ray", "deepspeed", "transformers", "datasets", "wandb"}
+    assert "pytest" not in pinned_versions()
+    assert unwell_of(checks.versions(known(NODES[:1], replace(FACTS, versions=installed)))) == []
+    (one,) = unwell_of(checks.versions(known(NODES[:1], replace(FACTS, versions={**installed, "torch": "2.0.1"}))))
+    assert (one.level, one.subject) == ("warning", "versions")
+    assert "torch 2.0.1 everywhere, but the suite is tested with torch==" in one.found
+    assert "pip install 'torch==" in one.remedy
+
+
+@pytest.mark.parametrize(
+    ("changed", "offered", "level", "words"),
+    [
+        ({"gpus": 1, "usable": 1}, 2, "fault", "c: Ray offers 2 GPUs, but there are 1"),
+        ({}, 1, "warning", "c: there are 2 GPUs, but Ray offers 1"),
+        ({"usable": 0}, 2, "fault", "c: nvidia-smi lists 2 GPUs, torch 1.0 can use 0"),
+        ({"gpus": 0, "usable": 0, "listing_error": "no driver"}, 2, "fault", "c: its GPUs cannot be listed: no driver"),
+    ],
+)
+def test_gpus_that_are_missing(changed, offered, level, words):
+    assert unwell_of(checks.devices(known(GPU_NODES, GPU_FACTS))) == []
+    nodes = [*GPU_NODES[:2], replace(GPU_NODES[2], gpus=offered)]
+    found = unwell_of(checks.devices(known(nodes, GPU_FACTS, **changed)))
+    assert found[0].level == level
+    assert any(one.found.startswith(words) for one in found), found
+
+
+def test_devices_that_nodes_offer():
+    assert [one.level for one in checks.devices(known())] == ["ok"]
+    head = replace(NODES[2], cpus=0)  # a head without devices is as it should be
+    (one,) = checks.devices(known([*NODES[:2], head]))
+    assert (one.level, one.found) == ("ok", "16 cores on 2 nodes")
+    (one,) = checks.devices(known([head]))
+    assert (one.level, one.found) == ("fault", "no node offers a core")
+    (one,) = unwell_of(checks.devices(known(cores=4)))
+    assert (one.level, one.found) == ("warning", "c: Ray offers 8 CPUs, but its processes may use 4 cores")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "of", "changed", "level"),
+    [
+        (NODES, FACTS, {"shared": 64 * MIB}, "fault"),
+        (NODES, FACTS, {"shared_free": 10 * MIB}, "fault"),
+        (NODES, FACTS, {"shared": 2 * GIB}, None),
+        (GPU_NODES, GPU_FACTS, {"shared": 512 * MIB, "gpus": 8}, "fault"),  # 56 pairs need 515 MiB
+        (GPU_NODES, GPU_FACTS, {"shared": 10 * GIB, "gpus": 8}, None),
+        (NODES, FACTS, {"open_files": 1024}, "warning"),
+        (NODES, FACTS, {"open_files": 4096}, None),
+    ],
+)
+def test_shared_memory_and_open_files(nodes, of, changed, level):
+    found = unwell_of(checks.limits(known(nodes, of, **changed)))
+    assert [one.level for one in found] == ([] if level is None else [level])
+    assert all(one.found.startswith("c: ") and one.remedy for one in found)
+
+
+def test_links_that_are_slow():
+    fast = {("a", "b"): Link(1e-4, 1e9), ("a", "c"): Link(1e-4, 0.3e9)}
+    (one,) = links.findings_of(fast)
+    assert (one.level, one.found) == ("ok", "2 measured, the slowest a - c: 0.1 ms, 300 MB/s")
+    (one,) = links.findings_of({**fast, ("b", "c"): Link(1e-4, 0.05e9)})
+    assert one.level == "warning"
+    assert one.found.startswith("b - c: 0.1 ms, 50 MB/s; less than a gigabit port's")
+
+
+def test_a_cluster_with_one_node_that_has_devices_has_no_links():
+    assert links.measure_links([NODES[0], replace(NODES[1], cpus=0)], "head:6379", print) == (None, [])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"cluster": "a", "between_nodes": {"seconds": 1}}'])
+def test_links_that_are_not_whole_are_none(tmp_path, text):
+    assert read_links(tmp_path, "a:1") is None
+    (tmp_path / file_of("a:1")).write_text(text)
+    assert read_links(tmp_path, "a:1") is None
+
+
+def test_every_pair_of_few_nodes_and_a_ring_of_many():
+    assert links.pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
+    ring = links.pairs_of(20)
+    assert len(ring) == 20
+    assert all(sum(rank in pair for pair in ring) == 2 for rank in range(20))
+
+
+def test_this_machine_alone_without_ray(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    findings, answered = doctor.examine(LocalProbe(), str(tmp_path), PATIENCE_S)
+    assert {one.subject for one in findings} >= {"versions", "devices", "storage"}
+    assert [node.id for node in answered] == [""]  # it has no links to measure
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_storage_that_is_not_there_is_a_fault_of_this_machine(tmp_path):
+    findings, _ = doctor.examine(LocalProbe(), str(tmp_path / "none"), PATIENCE_S)
+    assert any(one.subject == "storage" and "there is no such folder" in one.found for one in findings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_that_does_not_answer_is_told_in_time():
+    here = LocalProbe()
+    answered = threading.Event()
+    answers, silent = here.ask(here.nodes, answered.wait, lambda node: (), 0.2)
+    answered.set()
+    assert (answers, list(silent.values())) == ({}, ["no answer in 0.2 s"])
+
+
+@pytest.mark.parametrize(
+    ("address", "storage", "kind", "words"),
+    [
+        ("head", "", PlacementError, "ADDRESS=head is not the address of a Ray cluster: use host:port"),
+        ("", "s3://bucket/runs", SettingError, "STORAGE=s3://bucket/runs is a URL"),
+    ],
+)
+def test_what_was_asked_wrongly_is_told_before_anything_is_done(address, storage, kind, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind, match=words):
+        doctor.doctor(address, storage, Console())
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "runs"])
+
+
+def test_an_address_that_does_not_answer_is_one_sentence_and_exit_code_2(tmp_path):
+    code, out, errors = call("doctor", "--address", "127.0.0.1:9", folder=tmp_path)
+    assert code == 2, out + errors
+    assert "error: no Ray cluster answers at 127.0.0.1:9" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_doctor_imports_ray_on_use_alone():
+    """Ray reads its variables, such as RAY_AUTH_MODE, when it is imported."""
+    code = "import sys, launch.diagnostics.command, launch.ray_nodes; sys.exit('ray' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
