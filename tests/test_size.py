@@ -21,7 +21,7 @@ BUDGETS = {
     "launch/runs": 530,
     "launch/storage_sync": 328,
     "launch/supervision": 680,
-    "launch/sweeps": 1042,
+    "launch/sweeps": 621,
     "launch/tracking": 671,
     "launch/train": 655,
     "launch/watching": 1275,

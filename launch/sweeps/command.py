@@ -1,8 +1,8 @@
 """``make sweep``: trains and scores the unfinished members of a sweep, then writes its report. ``make report``: the
 report alone.
 
-Finished members are skipped, interrupted ones are resumed, and failed ones are retried or reported at the end while the
-others continue. The output of each member is in ``logs/`` of the sweep's folder.
+Finished members are skipped, interrupted ones are resumed, and failed ones are tried once more and then named, while
+the others continue. The output of each member is in ``logs/`` of the sweep's folder.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
-from launch.sweeps.devices import cluster_devices
+from launch.sweeps.devices import Devices
 from launch.sweeps.pending import PendingMember, pending_work
-from launch.sweeps.scheduler import DevicePool
-from launch.sweeps.tasks import SweepTasks
+from launch.sweeps.runner import Runner
+from launch.sweeps.tasks import tasks_of
 from launch.watching.run_state import damage
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
@@ -53,11 +53,15 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     started: set[Member] = set()
     while pending := _pending(family, scale, cluster, started, console):
         started |= {member_state.member for member_state in pending}
-        work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(family.name, scale) / "logs", console)
+        logs = RUNS / folder_name(family.name, scale) / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
         advice = interrupts.interrupt_message(lambda: f"{again} continues with the unfinished members")
-        with advice, _device_pool(pending, launcher, cluster) as (device_pool, variables):
-            work.run(device_pool, variables)
-        failures += work.failures
+        with advice, _devices(pending, launcher, cluster) as devices:
+            tasks = tasks_of(pending, devices.total, logs)
+            console.print(f"{len(tasks)} tasks, {devices.total} devices; their logs are in {logs}")
+            runner = Runner(tasks, devices, console)
+            runner.run()
+        failures += runner.failures
     write_report(family, scale, cluster, console, show_tables=True)
     return failures
 
@@ -110,30 +114,21 @@ def with_member_threads(experiment: Experiment, cluster: Cluster) -> Experiment:
 
 
 @contextmanager
-def _device_pool(
-    pending: Sequence[PendingMember], launcher: str, machine: Cluster
-) -> Iterator[tuple[DevicePool, dict[str, str]]]:
-    """A context with the devices that members share, and the environment variables of their processes.
-
-    Raises PlacementError if a member needs more devices than exist: it would wait for ever.
-    """
+def _devices(pending: Sequence[PendingMember], launcher: str, machine: Cluster) -> Iterator[Devices]:
+    """A context with the devices that members share. Raises PlacementError if a member needs more than exist: it would
+    wait for ever."""
     if launcher != "ray":
         if machine.kind == "gpu":
             check_needs(pending, machine.devices, f"this machine has {machine.devices} GPUs")
-        yield lambda: (machine.devices, machine.devices), {}
+        yield Devices(machine.devices, machine.kind == "gpu")
         return
-    from launch.backends.ray_connection import Connection, address, answering
+    from launch.backends.ray_connection import Connection
+    from launch.sweeps.ray_devices import RayDevices
 
     with closing(Connection(max(member_state.devices for member_state in pending))) as connection:
-        devices = cluster_devices(connection)
-        check_needs(pending, devices.total, f"the Ray cluster has {devices}")
-
-        def count() -> tuple[int, int]:
-            with answering("which devices it has"):
-                now = cluster_devices(connection)
-            return now.total, now.free
-
-        yield count, {"RAY_ADDRESS": address() or connection.name()}
+        devices = RayDevices(connection)
+        check_needs(pending, devices.total, f"the Ray cluster has {devices.described}")
+        yield devices
 
 
 def check_needs(pending: Sequence[PendingMember], total: int, description: str) -> None:

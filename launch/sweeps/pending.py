@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from experiments.base.experiment import Experiment
 from experiments.registry import read_experiment_file
@@ -13,8 +12,8 @@ from launch.runs.store import RUNS, RunFolder
 from launch.watching.run_state import damage
 from suite.errors import SettingError
 
-IGNORED_SETTINGS = ("threads", "checkpoint_every", "checkpoint_dir", "max_restarts", "elastic")
-"""Settings without effect on the result: a member's folder may differ in them."""
+IGNORED_SETTINGS = ("threads", "checkpoint_every", "checkpoint_dir", "max_restarts", "elastic", "device_timeout_s")
+"""Those of ``train`` without effect on the result: a member's folder may differ in them."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,12 @@ def pending_work(member: Member) -> PendingMember:
     return PendingMember(member, trained, trained and scored)
 
 
-def _check_same(old_experiment: Experiment, new_experiment: Experiment, run: RunFolder) -> None:
+def _check_same(old: Experiment, new: Experiment, run: RunFolder) -> None:
     """Raises SettingError if the results of two runs would differ. The pipeline does not affect them."""
-    for part in (*new_experiment.unchangeable, "train", "optimizer"):
-        old, new = (_fields(part, experiment.model_dump().get(part)) for experiment in (old_experiment, new_experiment))
-        differ = [
-            f"{path} is {old.get(path)} there and {value} here"
-            for path, value in new.items()
-            if path.rpartition(".")[2] not in IGNORED_SETTINGS and old.get(path) != value
-        ]
-        if differ:
-            changes = "; ".join(differ)
-            raise SettingError(f"{run.path} holds a run with other settings ({changes}); move it away or delete it")
-
-
-def _fields(part: str, value: Any) -> dict[str, Any]:
-    """Returns the values of a section by path; of a part without fields, its value."""
-    return {f"{part}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {part: value}
+    changes = new.changes_from(old) if old.task == new.task else [f"task {old.task} -> {new.task}"]
+    ignored = {"pipeline", "tracking", *(f"train.{name}" for name in IGNORED_SETTINGS)}
+    differ = [line for line in changes if not {line.split()[0], line.partition(".")[0]} & ignored]
+    if differ:
+        raise SettingError(
+            f"{run.path} holds a run with other settings (there -> here: {'; '.join(differ)}); move it away"
+        )

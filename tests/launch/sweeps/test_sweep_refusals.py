@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,12 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.members.few_pairs import RULES, Group
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
-from launch.sweeps.member import MemberSpec
-from launch.sweeps.member_process import run_member
 from launch.sweeps.pending import IGNORED_SETTINGS, pending_work
-from suite.errors import CheckpointError, DataError, PlacementError, SettingError
+from launch.sweeps.tasks import tasks_of
+from suite.errors import PlacementError, SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.settings import LoopSettings
+from tests.launch.command_line import refusal
 from tests.launch.runs.test_checkpoints import write
 
 
@@ -36,7 +37,7 @@ def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
     assert not pending.scored
     (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
     with pytest.raises(
-        SettingError, match=r"T100-0 holds a run with other settings \(train.steps is 5 there and 4 here"
+        SettingError, match=r"T100-0 holds a run with other settings \(there -> here: .*train.steps 5 -> 4\)"
     ):
         pending_work(member)
 
@@ -75,7 +76,7 @@ def test_a_member_has_one_thread_per_stage_on_cores_that_members_share():
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """Returns the spec to train a member, and its folder: two checkpoints and three steps' metrics."""
+    """Returns the training of a member, and its folder: two checkpoints and three steps' metrics."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("suite.training.checkpoint.storage.PAUSES_S", ())
     member = SWEEPS["temperature"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
@@ -85,8 +86,7 @@ def trained(tmp_path, monkeypatch):
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
     for step in (2, 4):
         write(folder / "checkpoints", step)
-    nowhere = member.experiment.with_settings("text.corpus=nowhere")  # a new run would fail here
-    return MemberSpec("train", member.folder, nowhere.to_toml(), "local", "outcome"), folder
+    return tasks_of([pending_work(member)], 2, tmp_path)[0], folder
 
 
 def each_manifest(change):
@@ -131,24 +131,12 @@ def contents(folder):
     ],
 )  # fmt: skip
 def test_a_member_without_a_usable_checkpoint_is_rejected_and_not_changed(trained, damage, message):
-    spec, folder = trained
+    task, folder = trained
     damage(folder)
     before = contents(folder.parent)
-    with pytest.raises(CheckpointError, match=message):
-        run_member(spec, Console(quiet=True))
+    task.prepare()
+    assert re.search(message, refusal(*task.arguments("local")))
     assert contents(folder.parent) == before
-
-
-def test_a_member_that_stopped_before_its_first_checkpoint_is_moved_aside_and_restarted(trained, capsys):
-    spec, folder = trained
-    (folder / "checkpoints").rename(folder.parent / "elsewhere")
-    before = contents(folder)
-    with pytest.raises(DataError, match="nowhere"):
-        run_member(spec, Console(width=250))
-    assert not folder.exists()
-    (aside,) = folder.parent.glob(f"{folder.name}-set-aside-*")
-    assert contents(aside) == before
-    assert f"moved to {aside}" in capsys.readouterr().out.replace("runs/", f"{folder.parents[1]}/", 1)
 
 
 def test_settings_without_effect_on_the_result_are_settings():
