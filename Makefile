@@ -52,7 +52,7 @@ table: $(READY) ## one of the paper's tables: NAME=1, 2, 3, 4, 5, breakdown (RUN
 bench: $(READY) ## the suite beside other pipelines: NAME=sleeping, layers, translation, replicas, overhead, prediction; without NAME, list them
 	@$(VENV)/bin/python -m tests.bench "$$NAME"
 
-sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, laptop_long, tiny, gpu, paper; without NAME, list them and their scales
+sweep: $(READY) ## a family of runs and its report: NAME=depth_width, capacity, batch_size, temperature, bilingual, low_resource, romance, trainability, transfer; SCALE=laptop, laptop_long, tiny, paper; without NAME, list them and their scales
 	@$(GPIPE) sweep --scale "$${SCALE:-auto}" --launcher "$${LAUNCHER:-local}" -- "$$NAME"
 
 report: $(READY) ## the report of a sweep: NAME=, SCALE=; without NAME, of all; or the page of a run: RUN=; of several compared: RUN="a b"

@@ -151,11 +151,11 @@ def table(
 @app.command()
 def sweep(
     name: NameArgument = "",
-    scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, gpu, tiny, paper")] = "auto",
+    scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, tiny, paper")] = "auto",
     launcher: SweepLauncherOption = "local",
 ) -> None:
     """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, low_resource,
-    romance, trainability, transfer, or your own, path.py:function."""
+    romance, trainability, transfer."""
     if not name:
         from launch import catalog
 

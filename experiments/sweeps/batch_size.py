@@ -112,6 +112,6 @@ SWEEP = text_sweep(
     "update, text and seeds are equal. Warm-up and decay take the same share of the steps. The best checkpoint by "
     "validation is scored; no run stops early, because the budget is what is compared.",
     _members,
-    (larger_batches,),
+    larger_batches,
     (batch_table,),
 )

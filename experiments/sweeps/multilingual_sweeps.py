@@ -20,7 +20,7 @@ from experiments.sweeps.members.multilingual import (
     tuned_baselines,
 )
 from experiments.sweeps.members.scales import SWEEPS
-from experiments.sweeps.report.verdicts import beats_bilingual, bigger_is_better, depth_beats_width
+from experiments.sweeps.report.verdicts import BEATS_BILINGUAL, BIGGER_IS_BETTER, DEPTH_BEATS_WIDTH, verdicts_on
 from experiments.sweeps.text_base import text_sweep
 from experiments.translation.runs import romance_strings
 
@@ -31,7 +31,7 @@ DEPTH_WIDTH_SWEEP = text_sweep(
     "stop improving, within a largest number of steps; the deep and the wide one have equal parameters. Bilingual "
     "models are those of the sweep bilingual, if it has run.",
     lambda scale, cluster, runs: multilingual(MODELS, scale, cluster),
-    (depth_beats_width, bigger_is_better, beats_bilingual),
+    verdicts_on(DEPTH_BEATS_WIDTH, *BIGGER_IS_BETTER, *BEATS_BILINGUAL),
     others=baselines,
     tuned=tuned_baselines,
     scales=tuple(SWEEPS),
@@ -48,7 +48,7 @@ CAPACITY_SWEEP = text_sweep(
     "One multilingual model in growing sizes on the same text, update and seeds, each trained until its validations "
     "stop improving, within a largest number of steps.",
     lambda scale, cluster, runs: multilingual([name for name in MODELS if "deep" not in name], scale, cluster),
-    (bigger_is_better,),
+    verdicts_on(*BIGGER_IS_BETTER),
 )
 """Those runs of ``depth_width`` that grow in depth and width together: 400M, 1.3B, 3B, 6B."""
 
@@ -58,7 +58,7 @@ BILINGUAL_SWEEP = text_sweep(
     "The smallest multilingual model beside a tuned bilingual one for each language. Each trains until its validations "
     "stop improving, within a largest number of steps.",
     lambda scale, cluster, runs: [*multilingual((SMALLEST,), scale, cluster), *baselines(scale, cluster, runs)],
-    (beats_bilingual,),
+    verdicts_on(*BEATS_BILINGUAL),
     tuned=tuned_baselines,
     scales=tuple(SWEEPS),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.sweeps import batch_size, low_resource, multilingual_sweeps, trainability, transfer
-from experiments.sweeps.members.base import Sweep
+from experiments.sweeps.sweep import Sweep
 from suite.errors import SettingError, nearest
 
 SWEEPS: dict[str, Sweep] = {

@@ -20,8 +20,9 @@ from experiments.base.experiment import Experiment
 from experiments.base.hints import command, option
 from experiments.report.page import Section
 from experiments.scaling.scale_choice import find_shortage, fit_to_cluster
-from experiments.sweeps.members.base import Member, Sweep, folder_name
+from experiments.sweeps.members.base import Member, folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
+from experiments.sweeps.sweep import Sweep
 from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
@@ -87,11 +88,10 @@ def _pending(
 def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
     """Returns a member adapted to the available data and devices. Raises SettingError if its text lacks a language, or
     has fewer pairs of it than the member asks for."""
-    experiment, laptop = member.experiment, option("SCALE", "laptop")
+    experiment = member.experiment
     if scale == "paper" and (lack := find_shortage(experiment, cluster)) is not None:
+        laptop = option("SCALE", "laptop")
         raise PlacementError(f"the sweep does not fit at scale paper: {experiment.name} {lack}; use {laptop}")
-    if scale == "gpu" and cluster.kind != "gpu":
-        raise PlacementError(f"the sweep at scale gpu needs a GPU, and this machine has {cluster}; use {laptop}")
     data = experiment.prepare_data(CACHE, log)
     changed = experiment if data == experiment.data else experiment.with_data(data)
     fitted = with_available_precision(with_member_threads(fit_to_cluster(changed, cluster), cluster), cluster, log)

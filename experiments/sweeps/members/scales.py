@@ -80,19 +80,6 @@ SWEEPS = {
         patience=2,
         scoring=Scoring(1, 3),
     ),
-    # one GPU, all depths and languages; meant for about half an hour; it has not run
-    "gpu": SweepRule(
-        TextRule(
-            width_by=4, feed_forward_by=16, heads_by=8, head_width_by=1, vocabulary_by=4, max_length=48,
-            micro_batches=1, batch_tokens=16_384, steps=1500, checkpoint_every=750, valid_pairs=2048, dropout=0.1,
-            learning_rate=2e-3, warmup_steps=150, lr_decay="cosine", precision="bf16",
-        ),
-        baselines=("af", "de", "eo", "es", "fur", "gl"),
-        seeds=2,
-        validate_every=250,
-        patience=4,
-        scoring=Scoring(4, 100),
-    ),
     # its runs have the largest of the three batches
     "paper": SweepRule(
         None, baselines=("de", "fr", "cy", "ka", "gd", "yo"), seeds=1, scoring=Scoring(4, None),

@@ -16,7 +16,7 @@ from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
 from launch.sweeps.pending import IGNORED_SETTINGS, pending_work
 from launch.sweeps.tasks import tasks_of
-from suite.errors import PlacementError, SettingError
+from suite.errors import SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.settings import LoopSettings
 from tests.launch.command_line import refusal
@@ -40,13 +40,6 @@ def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
         SettingError, match=r"T100-0 holds a run with other settings \(there -> here: .*train.steps 5 -> 4\)"
     ):
         pending_work(member)
-
-
-def test_the_scale_for_a_gpu_is_rejected_without_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.backends.backend.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
-    with pytest.raises(PlacementError, match="needs a GPU, and this machine has 2 CPU cores"):
-        sweep("depth_width", "gpu", "local", Console(quiet=True))
 
 
 @pytest.mark.parametrize(
