@@ -27,7 +27,7 @@ BUDGETS = {
     "launch/watching": 1275,
     "launch/worker": 1858,
     "experiments": 119,
-    "experiments/base": 1193,
+    "experiments/base": 1140,
     "experiments/custom": 1964,
     "experiments/huggingface": 410,
     "experiments/images": 275,

@@ -39,7 +39,7 @@ from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
 from suite.training.checkpoint.object_store import check_url
 
-FORWARDED_VARIABLES = (hints.BY_MAKE, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
+FORWARDED_VARIABLES = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
 """Environment variables that a job inherits; no secrets."""
 
 

@@ -83,7 +83,7 @@ def table_4(runs):
 def test_table_4_has_means_and_deviations_over_the_finished_runs(tmp_path):
     empty = table_4(tmp_path)
     assert empty.rows[0][:2] == ["mnist", None]
-    assert "make sweep NAME=transfer" in empty.notes[0]
+    assert "gpipe sweep transfer" in empty.notes[0]
     for seed in SEEDS:
         for start, accuracy in (("pretrained", 0.90), ("scratch", 0.80)):
             folder = tmp_path / "transfer" / f"mnist-{start}-{seed}"

@@ -240,7 +240,7 @@ def test_a_machine_that_does_not_answer_is_told_in_time():
 @pytest.mark.parametrize(
     ("address", "storage", "kind", "words"),
     [
-        ("head", "", PlacementError, "ADDRESS=head is not the address of a Ray cluster: use host:port"),
+        ("head", "", PlacementError, "--address head is not the address of a Ray cluster: use host:port"),
         ("", "s4://bucket/runs", CheckpointError, "s4://bucket/runs"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_job_uses_the_submitters_cache_if_the_head_and_all_nodes_see_it(tmp_pa
             [r"n \(10.0.0.1\) runs Python 3.12.1, this machine Python 3.11.7"],
         ),
         (cluster(python="3.10.4"), "/s", ["the head runs Python 3.10.4"]),
-        (cluster(node(), node(), storage=""), "", ["the cluster has 2 nodes", "give STORAGE="]),
+        (cluster(node(), node(), storage=""), "", ["the cluster has 2 nodes", "give --storage"]),
         (
             cluster(node(), node(host="m", shared=False)),
             "/s",

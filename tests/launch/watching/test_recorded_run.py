@@ -102,7 +102,7 @@ def test_watch_shows_the_steps_the_stages_the_restart_and_the_end(watched):
 
 
 def test_watch_of_a_finished_run_is_one_sentence(run):
-    assert "does not train now: it is finished; make report RUN=" in refusal("watch", run.path.name)
+    assert "does not train now: it is finished; gpipe report --run " in refusal("watch", run.path.name)
 
 
 def test_the_run_wrote_its_page_by_itself_and_it_needs_no_other_file(watched):
@@ -144,12 +144,12 @@ def test_one_run_is_told_with_the_commands_that_make_sense(run):
     assert "2 attempts" in out
     assert "checkpoints of steps 4, 6" in out
     for verb in ("report", "score", "translate", "export"):
-        assert f"make {verb} RUN={NAME}/{run.path.name}" in out
-    assert f'make translate RUN={NAME}/{run.path.name} TO=de TEXT="' in out
+        assert f"gpipe {verb} {NAME}/{run.path.name}" in out
+    assert f'gpipe translate {NAME}/{run.path.name} --to de "' in out
     italian = copy_of(run, "italian", rate=("[text]\n", '[text]\nlanguages = ["it"]\n'))
     try:
         out = gpipe_here(".", "runs", "italian")
-        assert f'make translate RUN={NAME}/italian TO=it TEXT="' in out
+        assert f'gpipe translate {NAME}/italian --to it "' in out
     finally:
         shutil.rmtree(italian.path)
 
@@ -166,7 +166,7 @@ def test_runs_lists_newest_first_and_filters_by_name(run):
         out = gpipe_here(".", "runs", "/ol")
         assert f"{NAME}/old" in out
         assert run.path.name not in out
-        assert "no run is called 't12'; make runs lists all 2" in refusal("runs", "t12")
+        assert "no run is called 't12'; gpipe runs lists all 2" in refusal("runs", "t12")
     finally:
         shutil.rmtree(old.path)
 
@@ -234,7 +234,7 @@ def test_a_scored_run_shows_translations_beside_their_references(run):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("report", "--run", "nothing"), ("no run 'nothing'", "make runs lists all 1")),
+        (("report", "--run", "nothing"), ("no run 'nothing'", "gpipe runs lists all 1")),
         (("watch", "t24_1_3b_wid/x"), ("no run 't24_1_3b_wid/x'",)),
         (("report", "--run", "runs/begun"), ("runs/begun has no experiment.toml: no run started there",)),
         (("report", "depth_width", "--run", "x"), ("both the sweep 'depth_width' and --run are given",)),

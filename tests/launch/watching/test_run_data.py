@@ -258,7 +258,7 @@ def test_watch_tells_validations_from_steps_because_on_a_terminal_only_the_last_
 
 def test_a_run_without_an_attempt_never_started(tmp_path):
     run = folder(tmp_path, [])
-    assert describe_end(run, read_state(run)).startswith("it never started; make resume RUN=")
+    assert describe_end(run, read_state(run)).startswith("it never started; gpipe resume ")
 
 
 HOSTILE = """

@@ -86,10 +86,10 @@ def test_the_package_is_described_and_the_job_outlives_its_follower(head, stoppe
     assert f"folder: {run}" in lines
     assert "interrupted; job first keeps running" in lines
     for verb in ("logs", "stop", "fetch"):
-        assert f"make {verb} JOB=first ADDRESS={head.address}" in followed
+        assert f"gpipe {verb} first --address {head.address}" in followed
     assert re.search(r"first .* running", listed)
     assert "job first is stopped" in stop_output
-    assert f"make submit RUN={run.parent.name}/{run.name} STORAGE={head.storage}" in stop_output
+    assert f"gpipe submit --run {run.parent.name}/{run.name} --storage {head.storage}" in stop_output
 
 
 def test_a_stopped_run_is_resumed_by_another_job_and_fetched(head, finished):
@@ -298,7 +298,7 @@ except UnreachableError as error:
     with head.asked_when_ready(follow) as ask:
         proxy.close()
         printed = ask()
-    assert "has not answered for 2 s; when it does, follow job gone again: make logs JOB=gone" in printed
+    assert "has not answered for 2 s; when it does, follow job gone again: gpipe logs gone" in printed
     assert "Traceback" not in printed
 
 

@@ -27,7 +27,7 @@ def head(tmp_path_factory):
 
 def test_without_a_shared_folder_nothing_is_uploaded(head):
     printed = head.gpipe("submit", "t128_6b", "--job", "homeless", code=2)
-    assert "the cluster has 3 nodes, and a run needs storage shared by all of them: give STORAGE=" in printed
+    assert "the cluster has 3 nodes, and a run needs storage shared by all of them: give --storage" in printed
     assert "homeless" not in head.gpipe("jobs")
 
 

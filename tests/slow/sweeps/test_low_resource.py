@@ -31,7 +31,7 @@ def interrupted_while_tuning(folder: Path) -> tuple[str, dict[Path, str]]:
 def test_tuning_its_followers_and_the_report_survive_an_interrupt(tmp_path):
     first, finished = interrupted_while_tuning(tmp_path)
     assert "0 of 18 members are already finished" in first
-    assert "interrupted; make sweep NAME=low_resource SCALE=tiny continues with the unfinished members" in first
+    assert "interrupted; gpipe sweep low_resource --scale tiny continues with the unfinished members" in first
     assert all("-alone-" in record.parent.name and record.parent.name.endswith("-0") for record in finished)  # tuning
     printed = gpipe(tmp_path, "sweep", "low_resource", "--scale", "tiny", timeout_s=1800)
     assert f"{len(finished)} of 18 members are already finished" in printed

@@ -152,7 +152,7 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, nu
     _, alive = psutil.wait_procs(members, GONE_S)
     assert not alive
     if number == signal.SIGTERM:
-        assert "interrupted; make sweep NAME=small continues with the unfinished members" in sweep.printed
+        assert "interrupted; gpipe sweep small continues with the unfinished members" in sweep.printed
     outcomes = [line.get("outcome") for line in sweep.attempts("twin-0") if "ended" in line]
     assert outcomes == ["interrupted"]
     again = start("small")
