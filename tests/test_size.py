@@ -21,7 +21,7 @@ BUDGETS = {
     "launch/runs": 528,
     "launch/storage_sync": 328,
     "launch/supervision": 680,
-    "launch/sweeps": 618,
+    "launch/sweeps": 591,
     "launch/tracking": 671,
     "launch/train": 655,
     "launch/watching": 1275,

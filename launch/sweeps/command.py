@@ -27,9 +27,8 @@ from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage, note
 from launch.sweeps.devices import Devices
-from launch.sweeps.pending import PendingMember, pending_work
 from launch.sweeps.runner import Runner
-from launch.sweeps.tasks import tasks_of
+from launch.sweeps.tasks import Task, in_order, run_of, tasks_of
 from launch.watching.run_state import damage
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
@@ -52,36 +51,33 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     again = command("submit", **values, **job_storage()) if in_job() else command("sweep", **values)
     failures: list[str] = []
     started: set[Member] = set()
-    while pending := _pending(family, scale, cluster, started, console):
-        started |= {member_state.member for member_state in pending}
-        logs = RUNS / folder_name(family.name, scale) / "logs"
+    while tasks := _unfinished(family, scale, cluster, started, console):
+        started |= {task.member for task in tasks}
+        logs = tasks[0].log.parent
         logs.mkdir(parents=True, exist_ok=True)
         advice = interrupts.interrupt_message(lambda: f"{again} continues with the unfinished members")
-        with advice, _devices(pending, launcher, cluster) as devices:
-            tasks = tasks_of(pending, devices.total, logs)
+        with advice, _devices(tasks, launcher, cluster) as devices:
             console.print(f"{len(tasks)} tasks, {devices.total} devices; their logs are in {logs}")
-            runner = Runner(tasks, devices, console)
+            runner = Runner(in_order(tasks, devices.total), devices, console)
             runner.run()
         failures += runner.failures
     write_report(family, scale, cluster, console, show_tables=True)
     return failures
 
 
-def _pending(
-    family: Sweep, scale: str, cluster: Cluster, started: set[Member], console: Console
-) -> list[PendingMember]:
-    """Returns the unfinished members that this command has not started yet."""
+def _unfinished(family: Sweep, scale: str, cluster: Cluster, started: set[Member], console: Console) -> list[Task]:
+    """Returns the tasks of unfinished members that this command has not started yet."""
     members = {member.folder: member for member in family.members(scale, cluster, RUNS.resolve())}
     log = cache(console.print)  # what holds for all members is printed once
+    logs = RUNS / folder_name(family.name, scale) / "logs"
     fitted = [_fitted(member, scale, cluster, log) for member in members.values()]
-    everything = [pending_work(member) for member in fitted]
-    for member_state in everything:
-        if member_state.trained:  # this job does not run it, but `make fetch` should get it
-            note(member_state.run.path)
-    unfinished = [member_state for member_state in everything if not (member_state.trained and member_state.scored)]
-    pending = [member_state for member_state in unfinished if member_state.member not in started]
+    tasks = {member: tasks_of(member, logs) for member in fitted}
+    for member, left in tasks.items():
+        if not any(task.what == "train" for task in left):  # this job does not run it, but `gpipe fetch` should get it
+            note(run_of(member).path)
+    pending = [task for member, left in tasks.items() if member not in started for task in left]
     if pending or not started:
-        console.print(f"{len(everything) - len(unfinished)} of {len(everything)} members are already finished")
+        console.print(f"{sum(not left for left in tasks.values())} of {len(tasks)} members are already finished")
     return pending
 
 
@@ -114,26 +110,26 @@ def with_member_threads(experiment: Experiment, cluster: Cluster) -> Experiment:
 
 
 @contextmanager
-def _devices(pending: Sequence[PendingMember], launcher: str, machine: Cluster) -> Iterator[Devices]:
+def _devices(tasks: Sequence[Task], launcher: str, machine: Cluster) -> Iterator[Devices]:
     """A context with the devices that members share. Raises PlacementError if a member needs more than exist: it would
     wait for ever."""
     if launcher != "ray":
         if machine.kind == "gpu":
-            check_needs(pending, machine.devices, f"this machine has {machine.devices} GPUs")
+            check_needs(tasks, machine.devices, f"this machine has {machine.devices} GPUs")
         yield Devices(machine.devices, machine.kind == "gpu")
         return
     from launch.backends.ray_connection import Connection
     from launch.sweeps.ray_devices import RayDevices
 
-    with closing(Connection(max(member_state.devices for member_state in pending))) as connection:
+    with closing(Connection(max(task.devices for task in tasks))) as connection:
         devices = RayDevices(connection)
-        check_needs(pending, devices.total, f"the Ray cluster has {devices.described}")
+        check_needs(tasks, devices.total, f"the Ray cluster has {devices.described}")
         yield devices
 
 
-def check_needs(pending: Sequence[PendingMember], total: int, description: str) -> None:
+def check_needs(tasks: Sequence[Task], total: int, description: str) -> None:
     """Raises PlacementError if a member needs more devices than exist, free or not."""
-    large = [member_state for member_state in pending if member_state.devices > total]
+    large = [task for task in tasks if task.devices > total]
     if large:
         first = max(large, key=attrgetter("devices"))
         pipeline = first.member.experiment.pipeline

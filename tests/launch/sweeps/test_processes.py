@@ -19,9 +19,8 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import check_needs
 from launch.sweeps.devices import Devices, MemberProcess, cuda_visible_devices
-from launch.sweeps.pending import PendingMember
 from launch.sweeps.runner import Runner
-from launch.sweeps.tasks import Task, tasks_of
+from launch.sweeps.tasks import Task, in_order, tasks_of
 from suite.errors import PlacementError
 from tests.launch.command_line import environment
 
@@ -73,7 +72,7 @@ def unprepared(members, folder):
 
 
 def tasks(members, folder, total=2):
-    return tasks_of([PendingMember(member, False, False) for member in members], total, folder)
+    return in_order([task for member in members for task in tasks_of(member, folder)], total)
 
 
 @pytest.mark.slow
@@ -173,15 +172,15 @@ def test_tasks_are_ordered_by_priority_and_need_and_fine_tuning_follows_pretrain
     assert tasks([*members[1:3], wide], tmp_path, total=8)[0].member is wide
 
 
-def test_a_member_that_needs_more_devices_than_exist_is_rejected(members):
+def test_a_member_that_needs_more_devices_than_exist_is_rejected(members, tmp_path):
     wide = replace(members[0], experiment=members[0].experiment.with_settings("pipeline.stages=2 pipeline.replicas=3"))
-    pending = [PendingMember(wide, False, False), PendingMember(members[1], False, False)]
-    check_needs(pending, 6, "there are 6")
-    check_needs([replace(pending[0], trained=True)], 1, "there is 1")  # scoring takes one
+    found = [*tasks_of(wide, tmp_path), *tasks_of(members[1], tmp_path)]
+    check_needs(found, 6, "there are 6")
+    check_needs(found[1:2], 1, "there is 1")  # scoring takes one
     with pytest.raises(
         PlacementError, match=r"needs 6 devices \(K = 2 stages x R = 3 replicas\), but there are 5; add nodes"
     ):
-        check_needs(pending, 5, "there are 5")
+        check_needs(found, 5, "there are 5")
 
 
 def test_devices_have_the_names_of_this_process(monkeypatch):

@@ -65,25 +65,31 @@ class Devices:
 FOLDER = Path(tempfile.gettempdir())
 
 
+class Prepared(Task):
+    """A task of a run that is there, beside its log."""
+
+    @property
+    def run(self):
+        return RunFolder(self.log.with_suffix(""))
+
+    def prepare(self):
+        pass
+
+
 def task(name, devices=1, after=None, folder=FOLDER):
     """Returns the training of a member whose folder is there already."""
     member = SimpleNamespace(folder=name, experiment=SimpleNamespace(train=SimpleNamespace(steps=10)))
-    found = Task("train", member, RunFolder(folder / name), devices, folder / f"{name}.log", after and f"train {after}")
+    found = Prepared("train", member, devices, folder / f"{name}.log", after and f"train {after}")
     if folder != FOLDER:
         found.run.path.mkdir()
         found.log.write_text("")
     return found
 
 
-class Prepared(Task):
-    def prepare(self):
-        pass
-
-
 def run(tasks, devices):
     """Runs tasks; returns the sentences about failures, and what is printed."""
     console = Console(file=io.StringIO(), soft_wrap=True)
-    made = Runner([Prepared(**vars(each)) for each in tasks], devices, console)
+    made = Runner(tasks, devices, console)
     made.run()
     return made.failures, console.file.getvalue()
 

@@ -14,8 +14,7 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.members.few_pairs import RULES, Group
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
-from launch.sweeps.pending import IGNORED_SETTINGS, pending_work
-from launch.sweeps.tasks import tasks_of
+from launch.sweeps.tasks import IGNORED_SETTINGS, tasks_of
 from suite.errors import SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.settings import LoopSettings
@@ -26,20 +25,18 @@ from tests.launch.runs.test_checkpoints import write
 def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     member = SWEEPS["temperature"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
-    assert not pending_work(member).trained
+    assert [task.what for task in tasks_of(member, tmp_path)] == ["train", "score"]
     folder = tmp_path / "runs" / member.folder
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps({"steps": member.experiment.train.steps}))
     same = member.experiment.with_settings("train.threads=2 train.checkpoint_every=3")
     (folder / "experiment.toml").write_text(same.to_toml())
-    pending = pending_work(member)
-    assert pending.trained
-    assert not pending.scored
+    assert [task.what for task in tasks_of(member, tmp_path)] == ["score"]
     (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
     with pytest.raises(
         SettingError, match=r"T100-0 holds a run with other settings \(there -> here: .*train.steps 5 -> 4\)"
     ):
-        pending_work(member)
+        tasks_of(member, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +76,7 @@ def trained(tmp_path, monkeypatch):
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
     for step in (2, 4):
         write(folder / "checkpoints", step)
-    return tasks_of([pending_work(member)], 2, tmp_path)[0], folder
+    return tasks_of(member, tmp_path)[0], folder
 
 
 def each_manifest(change):
