@@ -35,7 +35,7 @@ BUDGETS = {
     "experiments/planning": 1366,
     "experiments/report": 284,
     "experiments/scaling": 137,
-    "experiments/sweeps": 2223,
+    "experiments/sweeps": 2201,
     "experiments/tables": 609,
     "experiments/translation": 454,
     "models": 1243,

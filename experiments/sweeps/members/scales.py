@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experiments.sweeps.members.base import Scoring
+from experiments.translation.runs import MULTILINGUAL_RUNS
 from experiments.translation.scales import TINY_TEXT, TextRule
+
+MODELS = tuple(run.__name__ for run in MULTILINGUAL_RUNS)
+"""The five of section 5, smallest first."""
+
+SMALLEST = MODELS[0]
+"""The smallest run, whose shape a baseline has before it is tuned."""
+
+
+def baseline_label(language: str) -> str:
+    return f"bilingual {language}"
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class SweepRule:
     """Mini-batches of the batch-size sweep, relative to ``batch_tokens``: the paper's 260K, 1M and 4M."""
 
 
-SWEEPS = {
+RULES = {
     # Two languages of each third, one Romance and one Germanic, all with 300 test pairs or more. The corpus has few
     # test pairs of truly small languages, so Italian and Dutch are cut to 3,000 pairs, Galician and Danish to 500.
     "laptop": SweepRule(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.sweeps.members.base import Member, read_record
-from experiments.sweeps.members.multilingual import baseline_label
+from experiments.sweeps.members.scales import baseline_label
 from experiments.sweeps.report.margins import mean_and_margin
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.tokenizer import ENGLISH

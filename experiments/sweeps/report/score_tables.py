@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.multilingual import baseline_label
+from experiments.sweeps.members.scales import baseline_label
 from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, DISTINCT, NLL, PLAIN, Metric, Results
 from experiments.sweeps.report.verdicts import above_baseline
 from experiments.translation.experiment import TranslationExperiment

@@ -19,8 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.base.hints import command
-from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
-from experiments.sweeps.members.scales import SWEEPS
+from experiments.sweeps.members.scales import MODELS, RULES, SMALLEST, baseline_label
 from experiments.sweeps.report.margins import Difference, Outcome, difference
 from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, NLL, Metric, Results, Run, directions_of
 from suite.errors import DataError
@@ -150,7 +149,7 @@ class Finding:
         """Bilingual models are compared in the languages for which the sweep plans them."""
         among, labels = None, results.multilingual_labels
         if self.less == BILINGUAL_MODELS:
-            among, labels = SWEEPS[results.scale].baselines, [*labels, BILINGUAL_MODELS]
+            among, labels = RULES[results.scale].baselines, [*labels, BILINGUAL_MODELS]
         parts, that_decide = [], []
         for third in THIRDS:
             languages, decides = results.in_third(third, among), third in self.deciding

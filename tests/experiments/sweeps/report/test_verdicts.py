@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from experiments.base.cluster import Cluster
 from experiments.report.table import readable
 from experiments.sweeps.batch_size import batch_table
-from experiments.sweeps.members.multilingual import MODELS
+from experiments.sweeps.members.scales import MODELS
 from experiments.sweeps.registry import SWEEPS
 from experiments.sweeps.report.figures import against_bilingual
 from experiments.sweeps.report.margins import Difference, difference
