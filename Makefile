@@ -6,7 +6,6 @@ VALUES := NAME SCALE SET RUN A B CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDR
 NAME   :=
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
-export GPIPE_BY_MAKE := 1
 
 TARGETS := help experiment resume checkpoints plan table bench sweep report runs score sync translate generate export check diff list settings submit gpu-check doctor test test-faults lint clean
 KNOWN   := $(VALUES) BEST REMEASURE PYTHON

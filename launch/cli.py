@@ -111,7 +111,7 @@ def table(
 @app.command()
 def sweep(
     name: options.NameArgument = "",
-    scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, gpu, tiny, paper")] = "auto",
+    scale: Annotated[str, typer.Option(help="auto, or a scale of the sweep: laptop, tiny, paper")] = "auto",
     launcher: options.SweepLauncherOption = "local",
 ) -> None:
     """Run a sweep and report its results: depth_width, capacity, batch_size, temperature, bilingual, low_resource,

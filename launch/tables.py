@@ -12,9 +12,7 @@ from rich.console import Console
 from experiments.base.hints import command
 from experiments.images.experiment import ImageExperiment
 from experiments.report.table import Table
-from experiments.sweeps import batch_size
-from experiments.sweeps.report.results import read_results
-from experiments.sweeps.transfer import transfer_table
+from experiments.sweeps import batch_size, transfer
 from experiments.tables.breakdown import breakdown_table
 from experiments.tables.table1 import amoebanet_table, transformer_table
 from experiments.tables.table2 import Measurement, SleepingWork, amoebanet_speeds, table_2, table_3
@@ -47,7 +45,7 @@ def table(name: str, run: str, console: Console) -> None:
         "1": lambda: [transformer_table(report), amoebanet_table(report)],
         "2": lambda: [table_2(step_of, report), amoebanet_speeds(step_of, partial(_costs, log=log), report)],
         "3": lambda: [table_3(step_of, report)],
-        "4": lambda: [transfer_table(RUNS)],
+        "4": lambda: [transfer.transfer_table(transfer.SWEEP.results("", this_machine(), RUNS))],
         "5": _batch_sizes,
         "breakdown": lambda: [_breakdown(run)],
     }
@@ -60,7 +58,7 @@ def table(name: str, run: str, console: Console) -> None:
 def _batch_sizes() -> list[Table]:
     """Returns table 5 at each scale with runs of the sweep; without runs, the paper's columns."""
     sweep = batch_size.SWEEP
-    results = [read_results(scale, sweep.members(scale, this_machine(), RUNS), RUNS) for scale in sweep.scales]
+    results = [sweep.results(scale, this_machine(), RUNS) for scale in sweep.scales]
     return [batch_size.batch_table(one) for one in [one for one in results if one.runs] or results[:1]]
 
 

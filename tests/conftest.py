@@ -10,7 +10,7 @@ from pathlib import Path
 os.environ.update(
     HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true",
     RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", DS_ACCELERATOR="cpu",
-    CUDA_VISIBLE_DEVICES="", GPIPE_BY_MAKE="1",
+    CUDA_VISIBLE_DEVICES="",
 )  # fmt: skip
 
 import hypothesis

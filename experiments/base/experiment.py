@@ -58,7 +58,7 @@ class Experiment(FrozenRecord):
 
     task: str
     name: str
-    scale: Literal["paper", "gpu", "laptop", "slice", "tiny"]
+    scale: Literal["paper", "laptop", "slice", "tiny"]
     pipeline: PipelineSettings
     optimizer: OptimizerSettings
     train: LoopSettings

@@ -1,12 +1,8 @@
-"""Commands and options in messages, as the user types them: ``make resume RUN=...`` or ``gpipe resume ...``."""
+"""Commands and options in messages, as the user types them: ``gpipe resume ...``, ``--scale laptop``."""
 
 from __future__ import annotations
 
-import os
 import shlex
-
-BY_MAKE = "GPIPE_BY_MAKE"
-"""Environment variable that the Makefile sets: its targets work where the user is."""
 
 _ARGUMENTS = ("NAME", "RUN", "TEXT")
 _OPTION_RUN = ("submit", "report", "table", "diff")
@@ -14,24 +10,17 @@ _OPTION_RUN = ("submit", "report", "table", "diff")
 
 
 def command(target: str, **values: str) -> str:
-    """Returns a command line; ``values`` are variables of the Makefile."""
+    """Returns a command line; ``values`` are arguments and options in capitals, of which empty ones are left out."""
     words = []
     for name, value in values.items():
-        if not value and not _by_make():
-            continue
-        shown = f'"{value}"' if name in ("SET", "TEXT") else shlex.quote(value) if value else ""
-        is_argument = name in _ARGUMENTS and not (name == "RUN" and target in _OPTION_RUN)
-        words.append(shown if is_argument and not _by_make() else option(name, shown))
-    return " ".join(["make" if _by_make() else "gpipe", target, *words])
+        if value:
+            shown = f'"{value}"' if name in ("SET", "TEXT") else shlex.quote(value)
+            is_argument = name in _ARGUMENTS and not (name == "RUN" and target in _OPTION_RUN)
+            words.append(shown if is_argument else option(name, shown))
+    return " ".join(["gpipe", target, *words])
 
 
 def option(name: str, value: str = "") -> str:
-    """Returns what sets a variable of the Makefile, or the same option of ``gpipe``; without a value, its name."""
-    if _by_make():
-        return f"{name}={value}"
+    """Returns an option with its value; without one, the name of the option or argument."""
     word = name if name in _ARGUMENTS and not value else f"--{name.lower()}"
     return f"{word} {value}".rstrip()
-
-
-def _by_make() -> bool:
-    return bool(os.environ.get(BY_MAKE))

@@ -26,75 +26,33 @@ _KINDS: dict[Any, str] = {
 }
 
 OTHER_NAMES = {
-    "optimizer.name": "optimizer optim optimizer_type",
-    "optimizer.learning_rate": "lr max_lr base_lr peak_lr",
-    "optimizer.warmup_steps": "warmup num_warmup_steps warmup_ratio warmup_epochs warmup_iters",
-    "optimizer.lr_decay": "scheduler lr_scheduler lr_scheduler_type lr_schedule lr_decay_style",
-    "optimizer.lr_decay_factor": "gamma lr_gamma decay_rate",
-    "optimizer.max_grad_norm": "clip clip_grad grad_clip gradient_clipping gradient_clip_val clip_norm max_norm",
-    "optimizer.weight_decay": "wd l2",
+    "optimizer.learning_rate": "lr",
+    "optimizer.warmup_steps": "warmup num_warmup_steps warmup_ratio",
+    "optimizer.lr_decay": "scheduler lr_scheduler lr_scheduler_type",
+    "optimizer.max_grad_norm": "clip_grad grad_clip gradient_clipping gradient_clip_val",
     "optimizer.beta1": "betas adam_beta1 momentum",
     "optimizer.beta2": "betas adam_beta2",
-    "optimizer.epsilon": "eps adam_epsilon",
-    "optimizer.precision": "dtype torch_dtype bf16 bfloat16 fp16 float16 fp32 float32 half amp autocast "
-    "mixed_precision",
-    "pipeline.stages": "k pp pp_size num_stages n_stages pipeline_parallel_size pipeline_parallel_degree "
-    "pipeline_model_parallel_size",
-    "pipeline.micro_batches": "m chunks num_microbatches n_microbatches microbatch_size gas grad_accum "
-    "gradient_accumulation gradient_accumulation_steps grad_accumulation_steps accumulation_steps "
-    "accumulate_grad_batches train_micro_batch_size_per_gpu",
-    "pipeline.replicas": "r dp ddp dp_size num_replicas data_parallel data_parallel_size data_parallel_degree",
-    "pipeline.schedule": "gpipe 1f1b zb pp_schedule pipeline_schedule",
+    "optimizer.precision": "dtype torch_dtype bf16 bfloat16 fp16 mixed_precision",
+    "pipeline.stages": "k pp pp_size num_stages pipeline_parallel_size pipeline_model_parallel_size",
+    "pipeline.micro_batches": "m chunks num_microbatches n_microbatches gradient_accumulation_steps",
+    "pipeline.replicas": "r dp dp_size data_parallel_size",
     "pipeline.virtual_stages": "v vpp num_model_chunks",
-    "pipeline.remat": "recompute checkpointing activation_checkpoint activation_checkpointing "
-    "gradient_checkpointing recompute_activations recompute_granularity",
-    "pipeline.layers_per_cell": "balance partition split_points layers_per_stage",
-    "train.steps": "epoch epochs num_epochs max_epochs num_train_epochs max_steps total_steps train_steps "
-    "num_steps num_train_steps iterations iters max_iters train_iters",
-    "train.seed": "random_seed random_state manual_seed",
-    "train.checkpoint_every": "save_every save_steps save_interval checkpoint_interval checkpoint_steps",
-    "train.checkpoint_dir": "output_dir out_dir save_dir save_path checkpoint_path",
-    "train.validate_every": "eval_every eval_steps eval_interval val_interval val_check_interval",
-    "train.patience": "early_stopping early_stopping_patience",
-    "train.log_every": "log_interval logging_steps log_steps log_every_n_steps log_freq",
-    "train.threads": "num_threads omp_num_threads",
-    "train.init_from": "pretrained init_checkpoint",
-    "model.layers": "l depth n_layer n_layers num_layers num_hidden_layers",
-    "model.width": "d_model dim hidden hidden_size hidden_dim n_embd embed_dim embedding_dim",
-    "model.feed_forward": "ffn ffn_dim d_ff dim_feedforward intermediate_size ffn_hidden_size mlp_dim",
-    "model.heads": "n_head n_heads nhead num_heads num_attention_heads",
-    "model.dropout": "dropout_p dropout_rate hidden_dropout attention_dropout",
-    "text.corpus": "data dataset dataset_name data_path",
-    "text.vocabulary": "vocab vocab_size vocabulary_size",
-    "images.source": "data dataset dataset_name data_path",
-    "images.size": "img_size image_size resolution",
-    "tracking.wandb": "report_to use_wandb wandb_mode logger",
-    "tracking.project": "wandb_project project_name",
-    "text.length text.max_length": "max_len max_seq_len max_seq_length seq_len seq_length block_size context_length",
-    "train.batch_tokens train.batch_sequences train.batch_images train.batch_rows": "batch batch_size "
-    "global_batch_size train_batch_size per_device_train_batch_size",
+    "pipeline.remat": "recompute activation_checkpointing gradient_checkpointing",
+    "pipeline.layers_per_cell": "balance split_points layers_per_stage",
+    "train.steps": "epochs num_train_epochs max_steps max_iters train_iters",
+    "train.checkpoint_every": "save_every save_steps save_interval",
+    "train.validate_every": "eval_every eval_steps eval_interval",
+    "train.batch_tokens train.batch_sequences train.batch_images train.batch_rows": "batch_size global_batch_size",
+    "model.layers": "l depth n_layer num_layers num_hidden_layers",
+    "model.width": "d_model hidden_size n_embd",
+    "text.length text.max_length": "seq_len seq_length block_size context_length",
+    # values
+    "fill_drain": "gpipe",
+    "zero_bubble": "zb zbh1",
+    "bf16": "bfloat16 fp16 float16",
+    "adamw": "adam",
 }
-"""What other libraries call our settings."""
-
-OTHER_VALUES = {
-    "fill_drain": "gpipe afab",
-    "1f1b": "pipedream pipedream_flush dapple",
-    "interleaved": "interleaved_1f1b vpp",
-    "zero_bubble": "zb zbh1 zb1p interleaved_zero_bubble",
-    "zbv": "zbv_zero_bubble v_zb",
-    "adamw": "adam fused_adam",
-    "inverse_sqrt": "noam rsqrt inverse_square_root",
-    "exponential": "exp step step_lr exponential_lr",
-    "cosine": "cosine_annealing cosine_annealing_lr cosine_with_warmup",
-    "fp32": "float float32 full 32 no",
-    "bf16": "bfloat16 bf16_mixed fp16 float16 half amp mixed 16",
-    "always": "full true yes on all",
-    "never": "none false no off",
-    "except_last": "selective",
-    "disabled": "false none off no",
-    "online": "true on yes",
-}
-"""What other libraries call the values of our settings."""
+"""What other libraries (torch, Megatron-LM, DeepSpeed, transformers) call our settings, and some of their values."""
 
 _POWER_OF_TEN = re.compile(r"[+-]?[0-9]{1,18}(\.[0-9]{1,18})?[eE]\+?[0-9]{1,2}")
 
@@ -226,7 +184,7 @@ def _sentence(error: Any, known: dict[str, Any]) -> str:
         return f"{path}: {why}"
     sentence = f"{path} takes {describe(known[path])}; it was given {shortened(repr(error['input']))}"
     if error["type"] == "literal_error":
-        ours = _ours(error["input"], get_args(_present(known[path])), OTHER_VALUES)
+        ours = _ours(error["input"], get_args(_present(known[path])))
         return f"{sentence}; did you mean {', '.join(ours)}?" if ours else sentence
     return sentence if error["type"].endswith(("_parsing", "_type", "_from_float")) else f"{sentence}: {why}"
 
@@ -235,17 +193,17 @@ def _unknown(path: str, known: dict[str, Any]) -> str:
     """Returns the sentence for a setting that does not exist, with what it may stand for: the setting of that name in
     another section, or ours of a name in other libraries, or those spelled most like it."""
     leaf = path.rpartition(".")[2]
-    ours = [name for name in known if _plain(name.rpartition(".")[2]) == _plain(leaf)] or _ours(
-        leaf, known, OTHER_NAMES
-    )
+    ours = [name for name in known if _plain(name.rpartition(".")[2]) == _plain(leaf)] or _ours(leaf, known)
     hint = f"did you mean {', '.join(ours)}?" if ours else nearest(path, known)
     return f"{shortened(path)} is not a setting; {hint}"
 
 
-def _ours(word: Any, known: Iterable[str], others: dict[str, str]) -> list[str]:
+def _ours(word: Any, known: Iterable[str]) -> list[str]:
     """Returns the names or values among the known ones that are this word, or that other libraries call so."""
     plain = _plain(str(word))
-    called_so = {our for ours, names in others.items() if plain in map(_plain, names.split()) for our in ours.split()}
+    called_so = {
+        our for ours, names in OTHER_NAMES.items() if plain in map(_plain, names.split()) for our in ours.split()
+    }
     return [name for name in known if name in called_so or _plain(name) == plain]
 
 

@@ -12,8 +12,8 @@ from experiments.base.cluster import Cluster
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member
-from experiments.sweeps.members.multilingual import baseline, member, seeds
-from experiments.sweeps.members.scales import SWEEPS
+from experiments.sweeps.members.scales import RULES
+from experiments.sweeps.multilingual import baseline, member, seeds
 from experiments.sweeps.report.results import Metric, Results
 from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import text_sweep
@@ -53,7 +53,7 @@ def _members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     members = []
     for seed in seeds(scale):
         for kind in KINDS:
-            for share in SWEEPS[scale].batches:
+            for share in RULES[scale].batches:
                 run = batch_run(baseline(LANGUAGE, scale, cluster, seed), share, kind)
                 name = f"{run.train.batch_tokens}-tokens-{run.train.steps}-steps"
                 members.append(member(NAME, scale, name, seed, label(share, kind), run))
@@ -62,7 +62,7 @@ def _members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
 
 def larger_batches(results: Results) -> list[Verdict]:
     """The largest batch against the smallest, from German, by the NLL of the references and by chrF."""
-    small, _, large = SWEEPS[results.scale].batches
+    small, _, large = RULES[results.scale].batches
     # the middle batch has one run under two labels
     distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
     verdicts = []
@@ -76,7 +76,7 @@ def larger_batches(results: Results) -> list[Verdict]:
 
 def batch_table(results: Results) -> Table:
     """Returns Table 5: German to English by batch size, beside the paper's."""
-    numbers, shares = paper_numbers("table5"), SWEEPS[results.scale].batches
+    numbers, shares = paper_numbers("table5"), RULES[results.scale].batches
     rows: list[list[Value]] = []
     for share, size, bleu, nll in zip(shares, numbers["batch_tokens"], numbers["bleu"], numbers["nll"], strict=True):
         here = next((run.member.experiment.batch for run in results.runs_of(label(share, EQUAL_STEPS))), None)
@@ -112,6 +112,6 @@ SWEEP = text_sweep(
     "update, text and seeds are equal. Warm-up and decay take the same share of the steps. The best checkpoint by "
     "validation is scored; no run stops early, because the budget is what is compared.",
     _members,
-    (larger_batches,),
+    larger_batches,
     (batch_table,),
 )

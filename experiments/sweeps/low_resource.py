@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from experiments.report.figure import INK, new_figure
 from experiments.report.page import Picture
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.few_pairs import NAME, RULES, alone, cases, low_resource_members
+from experiments.sweeps.members.few_pairs import ALONE, NAME, RULES, alone, cases, low_resource_members
 from experiments.sweeps.members.tuning import SETTINGS
-from experiments.sweeps.report.figures import draw_with_margins
-from experiments.sweeps.report.margins import mean_and_margin, t_margin
+from experiments.sweeps.report.figures import draw_lines, with_margins
+from experiments.sweeps.report.margins import mean_and_margin
 from experiments.sweeps.report.results import CHRF, DISTINCT, NLL, PLAIN, Metric, Results, Run, scored_step
 from experiments.sweeps.report.score_tables import by_direction
 from experiments.sweeps.report.verdicts import Verdict, compare
@@ -86,12 +86,11 @@ def verdicts(results: Results) -> list[Verdict]:
     """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages, if any."""
     found = []
     for case in cases(results.scale):
-        language, labels = case.group.language, [case.label(model) for model in case.models]
-        alone, relatives, *control = labels
+        language, (alone, relatives, *control) = case.group.language, case.labels
         others = [(alone, "beats the tuned bilingual model", PAPER)]
         others += [(other, "beats one with unrelated languages", "the paper does not test this") for other in control]
         for other, what, paper in others:
-            compared = compare(results, relatives, other, [language], labels)
+            compared = compare(results, relatives, other, [language], case.labels)
             finding = f"{case.title}: the multilingual model {what}"
             found.append(Verdict(finding, paper, ((language, compared),), compared.outcome))
     return found
@@ -106,8 +105,8 @@ def score_table(results: Results) -> Table:
             label, runs = case.label(model), results.runs_of(case.label(model))
             tokens = statistics.fmean(Validations.read(run).best_tokens for run in runs) if runs else None
             scores = (results.shown(label, language, metric) for metric in MEASURES.values())
-            rows.append([case.title, model.name, len(runs), *scores, tokens])
-        scored = next((label for label in map(case.label, case.models) if results.runs_of(label)), "")
+            rows.append([case.title, model, len(runs), *scores, tokens])
+        scored = next((label for label in case.labels if results.runs_of(label)), "")
         copied = (results.shown(scored, language, replace(metric, copied=True)) for metric in MEASURES.values())
         rows.append([case.title, "copying the source", None, *copied, None])
     headings = ("language and pairs", "model", "seeds", *MEASURES, "tokens at the best checkpoint")
@@ -119,31 +118,26 @@ def score_table(results: Results) -> Table:
 
 
 def direction_table(results: Results) -> Table:
-    found = [(case.label(model), case) for case in cases(results.scale) for model in case.models]
-    return by_direction(results, [(label, label, [case.group.language]) for label, case in found])
+    found = [(label, case.group.language) for case in cases(results.scale) for label in case.labels]
+    return by_direction(results, [(label, label, [language]) for label, language in found])
 
 
 def budget_table(results: Results) -> Table:
     """Returns the validation NLL of each model at its best, at equal tokens of the language, and at equal tokens."""
     rows: list[list[Value]] = []
     for case in cases(results.scale):
-        alone = results.runs_of(case.label(case.models[0]))
-        budgets = {run.seed: Validations.read(run).best_tokens for run in alone}
+        budgets = {run.seed: Validations.read(run).best_tokens for run in results.runs_of(case.label(ALONE))}
         for model in case.models:
             finished = [Validations.read(run) for run in results.runs_of(case.label(model)) if run.seed in budgets]
             own = _at_budget([(run, budgets[run.run.seed] / run.share) for run in finished])
             everything = _at_budget([(run, budgets[run.run.seed]) for run in finished])
             share = statistics.fmean(run.share for run in finished) if finished else None
             best = mean_and_margin([run.best_nll for run in finished])
-            rows.append([case.title, model.name, best, own, everything, share])
+            rows.append([case.title, model, best, own, everything, share])
     headings = (
-        "language and pairs",
-        "model",
-        "best validation",
-        "equal tokens of the language",
-        "equal tokens in all",
+        "language and pairs", "model", "best validation", "equal tokens of the language", "equal tokens in all",
         "share of the language",
-    )
+    )  # fmt: skip
     notes = [
         "Validation NLL of the language, measured. Equal tokens: as many as the bilingual run of that seed had seen at "
         "its best checkpoint, of the language alone (tokens x its computed share) or of all languages; the best "
@@ -174,24 +168,21 @@ def dose_response(results: Results) -> list[Picture]:
 
 def _dose_response(results: Results, measure: str) -> list[Picture]:
     metric, language = MEASURES[measure], RULES[results.scale].group.language
-    points: dict[str, list[tuple[float, float, float]]] = {}
+    columns: dict[str, list[tuple[int, list[float]]]] = {}
     copied: list[float] = []
     for case in cases(results.scale):
-        for model in case.models:
-            label = case.label(model)
+        for model, label in zip(case.models, case.labels, strict=True):
             if values := results.means(label, [language], metric):
-                point = _train_pairs(results.runs_of(label)[0]), statistics.fmean(values), t_margin(values)
-                points.setdefault(model.name, []).append(point)
+                columns.setdefault(model, []).append((_train_pairs(results.runs_of(label)[0]), values))
                 copied = copied or results.means(label, [language], replace(metric, copied=True))
-    if not points:
+    if not columns:
         return []
     figure, axis = new_figure(f"training pairs of {language}", f"{measure} of {language}")
-    for name, places in points.items():
-        draw_with_margins(axis, name, sorted(places))
+    draw_lines(axis, {model: sorted(with_margins(of_model)) for model, of_model in columns.items()})
     if copied:
         axis.axhline(copied[0], color=INK, linewidth=1, linestyle="--", label="copying the source")
     axis.set_xscale("log")
-    ticks = sorted({pairs for places in points.values() for pairs, _, _ in places})
+    ticks = sorted({pairs for of_model in columns.values() for pairs, _ in of_model})
     axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)
@@ -220,7 +211,7 @@ SWEEP = text_sweep(
     "Transfer to a low-resource language",
     _about,
     low_resource_members,
-    (verdicts,),
+    verdicts,
     own_tables=(score_table, direction_table, budget_table),
     own_pictures=dose_response,
     tuned=lambda scale, cluster: [(case.title, alone(case, scale, cluster)) for case in cases(scale)],

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from experiments.names import check_sweep
-from experiments.sweeps import batch_size, low_resource, multilingual_sweeps, trainability, transfer
-from experiments.sweeps.members.base import Sweep
+from experiments.sweeps import batch_size, low_resource, multilingual, trainability, transfer
+from experiments.sweeps.sweep import Sweep
 from suite.errors import SettingError, nearest
 
 SWEEPS: dict[str, Sweep] = {
     sweep.name: sweep
     for sweep in (
-        multilingual_sweeps.DEPTH_WIDTH_SWEEP,
-        multilingual_sweeps.CAPACITY_SWEEP,
+        multilingual.DEPTH_WIDTH_SWEEP,
+        multilingual.CAPACITY_SWEEP,
         batch_size.SWEEP,
-        multilingual_sweeps.TEMPERATURE_SWEEP,
-        multilingual_sweeps.BILINGUAL_SWEEP,
+        multilingual.TEMPERATURE_SWEEP,
+        multilingual.BILINGUAL_SWEEP,
         low_resource.SWEEP,
-        multilingual_sweeps.ROMANCE_SWEEP,
+        multilingual.ROMANCE_SWEEP,
         trainability.SWEEP,
         transfer.SWEEP,
     )

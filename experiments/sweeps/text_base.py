@@ -8,21 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.report.page import Page, Picture, Section
+from experiments.report.page import Picture, Section
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.base import Member, Report, Sweep
+from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import Results, read_results
-from experiments.sweeps.report.score_tables import (
-    by_direction,
-    by_language,
-    by_model,
-    by_third,
-    compared_models,
-    overlap_table,
-)
-from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Gain, Verdict
+from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, compared_models
+from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Verdict
+from experiments.sweeps.sweep import Contents, Sweep
 from experiments.translation.experiment import TranslationExperiment
 
 
@@ -31,7 +25,7 @@ def text_sweep(
     title: str,
     about: str | Callable[[Results], list[str]],
     members: Callable[[str, Cluster, Path], list[Member]],
-    findings: Sequence[Callable[[Results], list[Verdict]]] = (),
+    judge: Callable[[Results], list[Verdict]] = lambda results: [],
     own_tables: Sequence[Callable[[Results], Table]] = (),
     own_pictures: Callable[[Results], list[Picture]] = lambda results: [],
     others: Callable[[str, Cluster, Path], list[Member]] = lambda scale, cluster, runs: [],
@@ -41,19 +35,18 @@ def text_sweep(
     """Returns a sweep on text. ``about`` says what is compared and what is equal; ``others`` are runs of another sweep
     that the report shows if they are finished; ``tuned`` are titles and runs of the tuned baselines."""
 
-    def report(scale: str, cluster: Cluster, runs: Path) -> Report:
-        results = read_results(scale, members(scale, cluster, runs), runs)
-        of_others = read_results(scale, others(scale, cluster, runs), runs)
+    def contents(results: Results, cluster: Cluster) -> Contents:
+        beside = [member for member in others(results.scale, cluster, results.folder) if member.scoring is not None]
+        of_others = read_results(results.scale, beside, results.folder)
         results = replace(results, runs=results.runs + of_others.runs)
-        baselines = tuned(scale, cluster)
-        untuned = ", ".join(label for label, alone in baselines if best_setting(alone, runs) is None)
+        baselines = tuned(results.scale, cluster)
+        untuned = ", ".join(label for label, alone in baselines if best_setting(alone, results.folder) is None)
         what = [about, _shrinking(results)] if isinstance(about, str) else about(results)
         missing = ", ".join(dict.fromkeys(member.folder for member in results.missing))
         sentences = [*what, *still_improving(results)]
         sentences += [f"Not finished or not scored, and excluded from all numbers: {missing}."] if missing else []
         sentences += [f"Not tuned yet, and excluded from all numbers: {untuned}."] if untuned else []
-        verdicts = [verdict for finding in findings for verdict in finding(results)]
-        findings_table = verdict_table(verdicts)
+        findings_table = verdict_table(judge(results))
         shown, details, pictures = [make(results) for make in own_tables], [], own_pictures(results)
         if results.multilingual_labels:
             shown.append(by_third(results))
@@ -63,15 +56,13 @@ def text_sweep(
             Section("What was compared", sentences),
             Section("Findings", tables=[findings_table]),
             Section("Scores", tables=[*shown, *details], pictures=pictures),
-            Section("Leakage", tables=[overlap_table(results), distinct_table(verdicts)]),
-            Section("Tuning", tables=[tuning_table(baselines, runs)] if baselines else []),
+            Section("Tuning", tables=[tuning_table(baselines, results.folder)] if baselines else []),
             Section("Losses", pictures=loss_curves(results)),
             Section("Runs", tables=[_runs_table(results)], sentences=_signatures(results)),
         ]
-        page = Page(f"{title}, scale {scale}", sections, warning=smoke_test(scale))
-        return Report(page, [findings_table, *shown])
+        return Contents(sections, [findings_table, *shown])
 
-    return Sweep(name, members, report, scales)
+    return Sweep(name, title, members, contents, scales)
 
 
 def _shrinking(results: Results) -> str:
@@ -89,9 +80,9 @@ def verdict_table(verdicts: list[Verdict]) -> Table:
     """Returns a row for each comparison of each finding."""
     rows: list[list[Value]] = []
     for verdict in verdicts:
-        for at, (where, found) in enumerate(verdict.parts or [("", None)]):
-            first = [verdict.finding, verdict.paper, verdict.outcome] if at == 0 else ["", "", ""]
-            rows.append([*first, where, *(_cells(found) if found is not None else [None] * 3)])
+        first: list[Value] = [verdict.finding, verdict.paper, verdict.outcome]
+        cells = [[where, *_cells(found)] for where, found in verdict.parts] or [["", None, None, None]]
+        rows += [[*(first if at == 0 else [""] * 3), *each] for at, each in enumerate(cells)]
     headings = ("finding", "in the paper", "verdict", "where", "nats a token saved", "chrF gained", "seeds that agree")
     return Table(
         "findings",
@@ -116,29 +107,7 @@ def _cells(found: Comparison) -> list[Value]:
     agree = f"{found.clear_seeds} of {found.seeds}" if found.tests else None
     if found.pairs < FEWEST_FOR_A_CLAIM:
         agree = f"{agree or '-'}; {found.pairs} test pairs are too few for a claim"
-    return [*_gain(found.gain), agree]
-
-
-def _gain(gain: Gain) -> list[Value]:
-    return [None if each is None else str(each) for each in (gain.nll, gain.chrf)]
-
-
-def distinct_table(verdicts: list[Verdict]) -> Table:
-    """Returns the findings' gains on the test pairs without a near-duplicate in the training text."""
-    rows: list[list[Value]] = [
-        [verdict.finding if at == 0 else "", where, *_gain(found.distinct)]
-        for verdict in verdicts
-        for at, (where, found) in enumerate(verdict.parts)
-    ]
-    headings = ("finding", "where", "nats a token saved", "chrF gained")
-    notes = ["Measured; ± as in the findings. These gains do not enter the verdicts."]
-    return Table("distinct", "The findings without near-duplicates", headings, rows or [["", "", None, None]], notes)
-
-
-def smoke_test(scale: str) -> str:
-    """Returns a warning for the scale that only tests a sweep; empty for others."""
-    warning = "A smoke test: at scale tiny the models learn nothing, and no number here means anything."
-    return warning if scale == "tiny" else ""
+    return [*(None if gain is None else str(gain) for gain in (found.nll, found.chrf)), agree]
 
 
 def still_improving(results: Results) -> list[str]:

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiments.base.cluster import Cluster
-from experiments.report.page import Page, Section
+from experiments.report.page import Section
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.base import Member, Report, Sweep, folder_name, read_record
+from experiments.sweeps.members.base import Member, folder_name
 from experiments.sweeps.report.figures import layer_curves
 from experiments.sweeps.report.margins import t_margin
-from experiments.sweeps.text_base import smoke_test
+from experiments.sweeps.report.results import Results, Run
+from experiments.sweeps.sweep import Contents, Sweep
 from experiments.translation.runs import t128_6b
 from experiments.translation.scales import LAPTOP, TINY_TEXT, shrunk_by
 from suite.training.jsonl import read_lines
@@ -110,58 +111,23 @@ def _members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     return [case.member(scale, cluster, seed) for case, seeds in cases(scale).items() for seed in range(seeds)]
 
 
-@dataclass(frozen=True)
-class FinishedRun:
-    """What a finished run recorded."""
-
-    record: dict[str, Any]
-    steps: list[dict[str, Any]]
-    layers: list[dict[str, Any]]
-
-    def values(self, name: str) -> list[float]:
-        return [math.nan if step[name] is None else float(step[name]) for step in self.steps]
-
-    def decoder(self, statistic: str) -> list[list[float]]:
-        """Returns a statistic of the decoder layers at each recorded step, relative to the size of the target
-        embedding's output, which is the input of the first one."""
-        found = []
-        for line in self.layers:
-            first = len(line[statistic]) // 2 + 1  # after two embeddings and as many encoder layers; a head follows
-            decoder = line[statistic][first:-1]
-            if None not in decoder:
-                found.append([value / line["output_rms"][first - 1] for value in decoder])
-        return found
-
-
-def _finished(scale: str, cluster: Cluster, runs: Path) -> dict[Case, list[FinishedRun]]:
-    """Returns the finished runs of each case that has any, by depth."""
-    found: dict[Case, list[FinishedRun]] = {}
-    for case, seeds in sorted(cases(scale).items(), key=lambda item: item[0].layers):
-        for seed in range(seeds):
-            folder = runs / case.member(scale, cluster, seed).folder
-            if (record := read_record(folder)) is not None:
-                steps, layers = list(every_step(folder / "metrics.jsonl")), read_lines(folder / "layers.jsonl")
-                found.setdefault(case, []).append(FinishedRun(record, steps, layers))
-    return found
-
-
-def _report(scale: str, cluster: Cluster, runs: Path) -> Report:
-    finished = _finished(scale, cluster, runs)
-    missing = sum(cases(scale).values()) - sum(map(len, finished.values()))
+def _contents(results: Results, cluster: Cluster) -> Contents:
+    by_depth = sorted(cases(results.scale), key=lambda case: case.layers)
+    finished = {case: runs for case in by_depth if (runs := results.runs_of(case.label))}
     sentences = [
         "The deepest of the five runs and shallower forms of it, with the same text, tokens and seeds. Small "
         "steps: every block's output matrix starts divided by 2L, and so is its learning rate with AdamW. Scaled "
         "start, the paper's: feed-forward's output matrix starts divided by L, the rate is the same for all. "
         "Adafactor, the paper's optimizer: its step follows the size of a parameter by itself.",
         "A case without an interval has one seed: differences smaller than those between seeds say nothing there.",
-        *([f"Not finished: {missing} runs."] if missing else []),
+        *([f"Not finished: {len(results.missing)} runs."] if results.missing else []),
     ]
     # the curves of small steps and of the paper's start at every depth, at the run's own rate
     curves = [
-        (case.label, found[0].layers[len(found[0].layers) // 2])
-        for case, found in finished.items()
-        if case.optimizer == _own_optimizer(scale) and case.factor == 1 and case.start != "plain start"
-        if found[0].layers
+        (case.label, layers[len(layers) // 2])
+        for case, runs in finished.items()
+        if case.optimizer == _own_optimizer(results.scale) and case.factor == 1 and case.start != "plain start"
+        if (layers := _layers(runs[0]))
     ]
     tables = [_table(finished)]
     sections = [
@@ -169,10 +135,27 @@ def _report(scale: str, cluster: Cluster, runs: Path) -> Report:
         Section("Runs", tables=tables),
         Section("Layers in the middle of the run", pictures=layer_curves(curves)),
     ]
-    return Report(Page(f"Trainability of deep models, scale {scale}", sections, warning=smoke_test(scale)), tables)
+    return Contents(sections, tables)
 
 
-def _table(finished: dict[Case, list[FinishedRun]]) -> Table:
+def _layers(run: Run) -> list[dict[str, Any]]:
+    """Returns the statistics of the run's layers, at each recorded step."""
+    return read_lines(run.folder / "layers.jsonl")
+
+
+def _decoder(run: Run, statistic: str) -> list[list[float]]:
+    """Returns a statistic of the decoder layers at each recorded step, relative to the size of the target embedding's
+    output, which is the input of the first one."""
+    found = []
+    for line in _layers(run):
+        first = len(line[statistic]) // 2 + 1  # after two embeddings and as many encoder layers; a head follows
+        decoder = line[statistic][first:-1]
+        if None not in decoder:
+            found.append([value / line["output_rms"][first - 1] for value in decoder])
+    return found
+
+
+def _table(finished: Mapping[Case, Sequence[Run]]) -> Table:
     headings = (
         "case", "runs", "steps skipped", "training loss, last ten steps", "validation, nats a token", "±",
         "size of the decoder's output", "its change by one update", "gradient norm, median", "largest",
@@ -191,18 +174,24 @@ def _table(finished: dict[Case, list[FinishedRun]]) -> Table:
     return Table(NAME, "Trainability (measured)", headings, rows or [[None] * len(headings)], notes)
 
 
-def _row(case: Case, runs: Sequence[FinishedRun]) -> list[Value]:
+def _row(case: Case, runs: Sequence[Run]) -> list[Value]:
+    steps = [list(every_step(run.folder / "metrics.jsonl")) for run in runs]
+    losses = [_number(step[LOSS]) for of_run in steps for step in of_run[-10:]]
+    norms = [norm for of_run in steps for step in of_run if math.isfinite(norm := _number(step[GRAD_NORM]))]
     valid = [float(run.record["valid_nll"]) for run in runs]
-    norms = [norm for run in runs for norm in run.values(GRAD_NORM) if math.isfinite(norm)]
-    changes = [sum(of_layers) for run in runs for of_layers in run.decoder("change_rms")]
-    sizes = [of_layers[-1] for run in runs for of_layers in run.decoder("output_rms")]
-    kurtosis = [value for run in runs for line in run.layers[-1:] for value in line["kurtosis"] if value is not None]
+    changes = [sum(of_layers) for run in runs for of_layers in _decoder(run, "change_rms")]
+    sizes = [of_layers[-1] for run in runs for of_layers in _decoder(run, "output_rms")]
+    kurtosis = [value for run in runs for line in _layers(run)[-1:] for value in line["kurtosis"] if value is not None]
     return [
-        case.label, len(runs), int(sum(1 - applied for run in runs for applied in run.values(APPLIED))),
-        statistics.fmean(loss for run in runs for loss in run.values(LOSS)[-10:]), statistics.fmean(valid),
-        t_margin(valid) or None, max(sizes, default=None), max(changes, default=None),
-        statistics.median(norms) if norms else None, max(norms, default=None), max(kurtosis, default=None),
+        case.label, len(runs), int(sum(1 - _number(step[APPLIED]) for of_run in steps for step in of_run)),
+        statistics.fmean(losses), statistics.fmean(valid), t_margin(valid) or None, max(sizes, default=None),
+        max(changes, default=None), statistics.median(norms) if norms else None, max(norms, default=None),
+        max(kurtosis, default=None),
     ]  # fmt: skip
 
 
-SWEEP = Sweep(NAME, _members, _report, tuple(RULES))
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+SWEEP = Sweep(NAME, "Trainability of deep models", _members, _contents, tuple(RULES))

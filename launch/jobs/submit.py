@@ -37,7 +37,7 @@ from suite.errors import PlacementError, SettingError, nearest
 from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
 
-FORWARDED_VARIABLES = (hints.BY_MAKE, "WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
+FORWARDED_VARIABLES = ("WANDB_MODE", "WANDB_BASE_URL", "WANDB_ENTITY")
 """Environment variables that a job inherits; no secrets."""
 
 PYTHON = (

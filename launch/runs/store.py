@@ -68,8 +68,6 @@ class RunFolder:
     """Plot of one step, measured above simulated."""
     metrics = _File("metrics.jsonl")
     """One line per step."""
-    spikes = _File("spikes.jsonl")
-    """One line per loss spike."""
     layers = _File("layers.jsonl")
     """Statistics of each layer, one line every ``train.layer_stats_every`` steps."""
     fingerprints = _File("fingerprints")

@@ -1,8 +1,8 @@
 """``make sweep``: trains and scores the unfinished members of a sweep, then writes its report. ``make report``: the
 report alone.
 
-Finished members are skipped, interrupted ones are resumed, and failed ones are retried or reported at the end while the
-others continue. The output of each member is in ``logs/`` of the sweep's folder.
+Finished members are skipped, interrupted ones are resumed, and failed ones are tried once more and then named, while
+the others continue. The output of each member is in ``logs/`` of the sweep's folder.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from experiments.base.experiment import Experiment
 from experiments.base.hints import command, option
 from experiments.report.page import Section
 from experiments.scaling.scale_choice import find_shortage, fit_to_cluster
-from experiments.sweeps.members.base import Member, Sweep, folder_name
+from experiments.sweeps.members.base import Member, folder_name
 from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
+from experiments.sweeps.sweep import Sweep
 from launch import interrupts
 from launch.backends.select import select_backend
 from launch.runs.store import CACHE, RUNS, RunFolder, in_job, job_storage
-from launch.sweeps.devices import cluster_devices
-from launch.sweeps.pending import PendingMember, pending_work
-from launch.sweeps.scheduler import DevicePool
-from launch.sweeps.tasks import SweepTasks
+from launch.sweeps.devices import Devices
+from launch.sweeps.runner import Runner
+from launch.sweeps.tasks import Task, in_order, tasks_of
 from launch.watching.run_state import damage
 from launch.worker.devices import this_machine
 from launch.worker.precision import with_available_precision
@@ -51,40 +51,40 @@ def sweep(name: str, scale_name: str, launcher: str, console: Console) -> list[s
     again = command("submit", **values, **job_storage()) if in_job() else command("sweep", **values)
     failures: list[str] = []
     started: set[Member] = set()
-    while pending := _pending(family, scale, cluster, started, console):
-        started |= {member_state.member for member_state in pending}
-        work = SweepTasks(pending, launcher, cluster, RUNS / folder_name(family.name, scale) / "logs", console)
+    while tasks := _unfinished(family, scale, cluster, started, console):
+        started |= {task.member for task in tasks}
+        logs = tasks[0].log.parent
+        logs.mkdir(parents=True, exist_ok=True)
         advice = interrupts.interrupt_message(lambda: f"{again} continues with the unfinished members")
-        with advice, _device_pool(pending, launcher, cluster) as (device_pool, variables):
-            work.run(device_pool, variables)
-        failures += work.failures
+        with advice, _devices(tasks, launcher, cluster) as devices:
+            console.print(f"{len(tasks)} tasks, {devices.total} devices; their logs are in {logs}")
+            runner = Runner(in_order(tasks, devices.total), devices, console)
+            runner.run()
+        failures += runner.failures
     write_report(family, scale, cluster, console, show_tables=True)
     return failures
 
 
-def _pending(
-    family: Sweep, scale: str, cluster: Cluster, started: set[Member], console: Console
-) -> list[PendingMember]:
-    """Returns the unfinished members that this command has not started yet."""
+def _unfinished(family: Sweep, scale: str, cluster: Cluster, started: set[Member], console: Console) -> list[Task]:
+    """Returns the tasks of unfinished members that this command has not started yet."""
     members = {member.folder: member for member in family.members(scale, cluster, RUNS.resolve())}
     log = cache(console.print)  # what holds for all members is printed once
+    logs = RUNS / folder_name(family.name, scale) / "logs"
     fitted = [_fitted(member, scale, cluster, log) for member in members.values()]
-    everything = [pending_work(member) for member in fitted]
-    unfinished = [member_state for member_state in everything if not (member_state.trained and member_state.scored)]
-    pending = [member_state for member_state in unfinished if member_state.member not in started]
+    tasks = {member: tasks_of(member, logs) for member in fitted}
+    pending = [task for member, left in tasks.items() if member not in started for task in left]
     if pending or not started:
-        console.print(f"{len(everything) - len(unfinished)} of {len(everything)} members are already finished")
+        console.print(f"{sum(not left for left in tasks.values())} of {len(tasks)} members are already finished")
     return pending
 
 
 def _fitted(member: Member, scale: str, cluster: Cluster, log: Log) -> Member:
     """Returns a member adapted to the available data and devices. Raises SettingError if its text lacks a language, or
     has fewer pairs of it than the member asks for."""
-    experiment, laptop = member.experiment, option("SCALE", "laptop")
+    experiment = member.experiment
     if scale == "paper" and (lack := find_shortage(experiment, cluster)) is not None:
+        laptop = option("SCALE", "laptop")
         raise PlacementError(f"the sweep does not fit at scale paper: {experiment.name} {lack}; use {laptop}")
-    if scale == "gpu" and cluster.kind != "gpu":
-        raise PlacementError(f"the sweep at scale gpu needs a GPU, and this machine has {cluster}; use {laptop}")
     data = experiment.prepare_data(CACHE, log)
     changed = experiment if data == experiment.data else experiment.with_data(data)
     fitted = with_available_precision(with_member_threads(fit_to_cluster(changed, cluster), cluster), cluster, log)
@@ -107,35 +107,26 @@ def with_member_threads(experiment: Experiment, cluster: Cluster) -> Experiment:
 
 
 @contextmanager
-def _device_pool(
-    pending: Sequence[PendingMember], launcher: str, machine: Cluster
-) -> Iterator[tuple[DevicePool, dict[str, str]]]:
-    """A context with the devices that members share, and the environment variables of their processes.
-
-    Raises PlacementError if a member needs more devices than exist: it would wait for ever.
-    """
+def _devices(tasks: Sequence[Task], launcher: str, machine: Cluster) -> Iterator[Devices]:
+    """A context with the devices that members share. Raises PlacementError if a member needs more than exist: it would
+    wait for ever."""
     if launcher != "ray":
         if machine.kind == "gpu":
-            check_needs(pending, machine.devices, f"this machine has {machine.devices} GPUs")
-        yield lambda: (machine.devices, machine.devices), {}
+            check_needs(tasks, machine.devices, f"this machine has {machine.devices} GPUs")
+        yield Devices(machine.devices, machine.kind == "gpu")
         return
-    from launch.backends.ray_connection import Connection, address, answering
+    from launch.backends.ray_connection import Connection
+    from launch.sweeps.ray_devices import RayDevices
 
-    with closing(Connection(max(member_state.devices for member_state in pending))) as connection:
-        devices = cluster_devices(connection)
-        check_needs(pending, devices.total, f"the Ray cluster has {devices}")
-
-        def count() -> tuple[int, int]:
-            with answering("which devices it has"):
-                now = cluster_devices(connection)
-            return now.total, now.free
-
-        yield count, {"RAY_ADDRESS": address() or connection.name()}
+    with closing(Connection(max(task.devices for task in tasks))) as connection:
+        devices = RayDevices(connection)
+        check_needs(tasks, devices.total, f"the Ray cluster has {devices.described}")
+        yield devices
 
 
-def check_needs(pending: Sequence[PendingMember], total: int, description: str) -> None:
+def check_needs(tasks: Sequence[Task], total: int, description: str) -> None:
     """Raises PlacementError if a member needs more devices than exist, free or not."""
-    large = [member_state for member_state in pending if member_state.devices > total]
+    large = [task for task in tasks if task.devices > total]
     if large:
         first = max(large, key=attrgetter("devices"))
         pipeline = first.member.experiment.pipeline

@@ -219,7 +219,7 @@ def _links(run: RunData) -> list[tuple[str, str]]:
         (f"log of {worker_name(path.stem.removeprefix('stage-'), run)}", f"logs/{path.name}")
         for path in sorted((folder.path / "logs").glob("*.log"))
     ]
-    known = (folder.metrics, folder.record, folder.attempts, folder.spikes, folder.messages, folder.trace)
+    known = (folder.metrics, folder.record, folder.attempts, folder.messages, folder.trace)
     files = [(path.name, path.name) for path in known if path.exists() and path.stat().st_size]
     return [(text, quote(address, safe="/:")) for text, address in (*checkpoints, *files, *logs)]
 

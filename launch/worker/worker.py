@@ -45,7 +45,6 @@ from suite.training import checkpoint
 from suite.training.fingerprints import Fingerprints
 from suite.training.layer_stats import LayerStats
 from suite.training.loop import Progress, TrainingSetup, train
-from suite.training.loss_spikes import LossSpikes
 from suite.training.profiling import step_profiler
 from suite.training.stage_optimizer import StageOptimizer
 from suite.training.system_metrics import SystemMetrics, peak_bytes
@@ -246,7 +245,7 @@ def _trackers(
         trackers.append(MetricsFile(run.metrics, start))
         if experiment.tracking.tensorboard:
             trackers.append(TensorBoard(run.path / "tensorboard", start, log))
-        trackers += [LossSpikes(run.spikes, start, log), wandb, *experiment.trackers()]
+        trackers += [wandb, *experiment.trackers()]
         run_id = wandb.run_id
     return trackers, broadcast(run_id, coord.rank_of(0, coord.placement.last_stage))  # rank 0 writes it to the manifest
 

@@ -36,6 +36,8 @@ class TwoTranslations:
 SAMPLES = 1000
 """Samples of a bootstrap."""
 
+_CHRF = CHRF()
+
 
 @lru_cache(maxsize=256)  # a sweep's page and its tables in the terminal have the same tests
 def paired_bootstrap(texts: tuple[tuple[TwoTranslations, ...], ...]) -> PairedTest:
@@ -61,32 +63,11 @@ def _sampled_gains(directions: Sequence[TwoTranslations], random: np.random.Gene
     pairs = len(directions[0].references)
     drawn = random.multinomial(pairs, np.full(pairs, 1 / pairs), size=SAMPLES)
     counts = np.vstack([np.ones((1, pairs), dtype=drawn.dtype), drawn])
-    gains = [
-        _chrf_of_samples(counts, lines.first, lines.references)
-        - _chrf_of_samples(counts, lines.second, lines.references)
-        for lines in directions
-    ]
+
+    def chrf(written: Sequence[str], references: Sequence[str]) -> np.ndarray:
+        # [sentences, n-grams written, in the reference and common]; sacreBLEU has public functions for neither
+        ngrams = np.array(_CHRF._extract_corpus_statistics(written, [references]))
+        return np.array([_CHRF._compute_f_score(sample) for sample in (counts @ ngrams).tolist()])
+
+    gains = [chrf(lines.first, lines.references) - chrf(lines.second, lines.references) for lines in directions]
     return np.asarray(np.mean(gains, axis=0))
-
-
-def _chrf_of_samples(counts: np.ndarray, written: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """Returns the chrF of each sample, given how often it has each sentence: [samples, sentences]."""
-    # [sentences, orders x (n-grams written, in the reference, common)]; sacreBLEU has no public function for them
-    ngrams = np.array(CHRF()._extract_corpus_statistics(written, [references]))
-    return chrf_of_counts((counts @ ngrams).reshape(len(counts), -1, 3))
-
-
-def chrf_of_counts(ngrams: np.ndarray) -> np.ndarray:
-    """Returns chrF, 0 to 100, of many texts at once: [texts, orders, (n-grams written, in the reference, common)].
-
-    F-score with beta = 2 of the mean precision and the mean recall over the orders that both sides have, as sacreBLEU
-    computes it for one text (Popovic, 2015).
-    """
-    written, reference, common = np.moveaxis(ngrams, -1, 0)
-    present = (written > 0) & (reference > 0)
-    orders = np.maximum(present.sum(axis=1), 1)
-    precision = np.divide(common, written, out=np.zeros(common.shape), where=present).sum(axis=1) / orders
-    recall = np.divide(common, reference, out=np.zeros(common.shape), where=present).sum(axis=1) / orders
-    weight = CHRF.BETA**2
-    both = weight * precision + recall
-    return 100 * np.divide((1 + weight) * precision * recall, both, out=np.zeros(both.shape), where=both > 0)

@@ -1,4 +1,4 @@
-"""Append-only JSON-lines files: metrics, loss spikes, traces. A write that fails does not end the training."""
+"""Append-only JSON-lines files: metrics, traces. A write that fails does not end the training."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from experiments.base.hints import command, option
 from suite.errors import SuiteError
 from tests.bench.bench import FOLDER, bench
 from tests.bench.cases import CASES
@@ -38,8 +37,8 @@ def main(name: str) -> int:
 
 
 def benchmarks() -> Table:
-    title = f"benchmarks: {command('bench', NAME='...')} (docs/benchmark.md)"
-    rows = Table(option("NAME"), "cases", "rounds", title=title, title_justify="left")
+    title = "benchmarks: make bench NAME=... (docs/benchmark.md)"
+    rows = Table("NAME", "cases", "rounds", title=title, title_justify="left")
     for name, cases in CASES.items():
         rows.add_row(name, "\n".join(case.title for case in cases), str(cases[0].rounds))
     rows.add_row(PREDICTION, "the plans of three models compared with their runs", str(ROUNDS))

@@ -19,7 +19,6 @@ ENVIRONMENT = {
     "WANDB_MODE": "disabled",
     "OMP_NUM_THREADS": "1",
     "RAY_ADDRESS": "",
-    "GPIPE_BY_MAKE": "",
 }
 """The environment of all commands."""
 

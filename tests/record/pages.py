@@ -65,9 +65,9 @@ SIZES = (
 """Fields of a cost that do not matter to a speed."""
 
 SWEEPS = {
-    "depth_width": ("laptop", "laptop_long", "tiny", "gpu", "paper"),
+    "depth_width": ("laptop", "laptop_long", "tiny", "paper"),
     "capacity": ("laptop", "tiny", "paper"),
-    "bilingual": ("laptop", "laptop_long", "tiny", "gpu", "paper"),
+    "bilingual": ("laptop", "laptop_long", "tiny", "paper"),
     "batch_size": ("laptop", "tiny", "paper"),
     "temperature": ("laptop", "tiny", "paper"),
     "low_resource": ("laptop", "laptop_slavic", "laptop_long", "tiny"),

@@ -1,20 +1,12 @@
-"""A sweep: a named family of runs that are compared with each other. ``launch/sweeps/`` runs its members.
-
-runs/depth_width-laptop/t12_400m-0/    a member is a run; a member of two sweeps has one folder and runs once
-runs/depth_width-laptop/report.html    the report
-"""
+"""A member of a sweep: one run, and how it is scored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from experiments.report.page import Page
-from experiments.report.table import Table
 from suite.errors import RunFileError
 from suite.paths import read_json
 
@@ -43,25 +35,6 @@ class Member:
     """The folder of a member to train first, because this one starts from its weights."""
     priority: int = 0
     """Members with a higher priority run first; among equals, those that need more devices."""
-
-
-@dataclass(frozen=True)
-class Report:
-    page: Page
-    tables: Sequence[Table]
-    """Those of the page that the terminal shows."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    name: str
-    members: Callable[[str, Cluster, Path], list[Member]]
-    """Returns its runs at one of its scales, below the folder of all runs. A run with two labels appears twice, with
-    one folder."""
-    report: Callable[[str, Cluster, Path], Report]
-    """Returns the report of the finished runs."""
-    scales: tuple[str, ...] = ()
-    """Its scales, the one for small machines first."""
 
 
 def folder_name(name: str, scale: str) -> str:

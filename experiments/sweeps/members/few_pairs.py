@@ -18,7 +18,7 @@ from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_membe
 from experiments.translation.runs import t12_400m
 from experiments.translation.scales import TextRule, shrunk_by
 
-NAME = "low_resource"
+NAME, ALONE = "low_resource", "alone, tuned"
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,6 @@ class Group:
     """Languages of the control; empty: there is none."""
     pairs: int
     """Pairs of each relative and of each unrelated language: equal, so that only relatedness differs."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """The language alone, or with others."""
-
-    name: str
-    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,15 +50,19 @@ class Case:
         return "all" if self.count is None else str(self.count)
 
     @property
-    def models(self) -> tuple[Model, ...]:
-        """All models: the tuned bilingual one first, the control last."""
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """The other languages of each model: the tuned bilingual one first, the control last."""
         relatives, unrelated = self.group.relatives, self.group.unrelated
-        related = Model(f"with {', '.join(relatives)}", relatives)
-        control = Model(f"with {', '.join(unrelated)} (unrelated)", unrelated)
-        return Model("alone, tuned"), related, *([control] if unrelated else [])
+        control = {f"with {', '.join(unrelated)} (unrelated)": unrelated} if unrelated else {}
+        return {ALONE: (), f"with {', '.join(relatives)}": relatives, **control}
 
-    def label(self, model: Model) -> str:
-        return f"{self.title}: {model.name}"
+    @property
+    def labels(self) -> list[str]:
+        """The models' labels in the sweep."""
+        return [self.label(model) for model in self.models]
+
+    def label(self, model: str) -> str:
+        return f"{self.title}: {model}"
 
 
 SCORING = Scoring(4, 300)
@@ -103,23 +99,15 @@ RULES = {
     "laptop": LowResourceRule(_LAPTOP, GALICIAN, (500, 2000), validate_every=40, patience=3),
     "laptop_slavic": LowResourceRule(_LAPTOP, BELARUSIAN, (500, 2000), validate_every=40, patience=3),
     "laptop_long": LowResourceRule(
-        replace(_LAPTOP, steps=2160, checkpoint_every=720),
-        replace(GALICIAN, unrelated=()),
-        (2000,),
-        validate_every=80,
-        patience=4,
+        replace(_LAPTOP, steps=2160, checkpoint_every=720), replace(GALICIAN, unrelated=()), (2000,),
+        validate_every=80, patience=4,
     ),
-    # a test of the whole sweep in two minutes; the models learn nothing
+    # a test of the whole sweep; the models learn nothing
     "tiny": LowResourceRule(
-        _TINY,
-        Group("nl", ("de",), ("es",), 300),
-        (50, None),
-        validate_every=2,
-        patience=1,
-        seeds=2,
+        _TINY, Group("nl", ("de",), ("es",), 300), (50, None), validate_every=2, patience=1, seeds=2,
         scoring=Scoring(1, 3),
     ),
-}
+}  # fmt: skip
 """The sweep by scale. ``laptop``, ``laptop_slavic`` and ``laptop_long`` are meant for an hour each on two cores.
 ``laptop_long`` trains the multilingual model with 2,000 pairs three times as long, without the control. The models have
 one stage, so one micro-batch is the fastest. The validation sample has all pairs of the low-resource language, whatever
@@ -141,26 +129,24 @@ def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Membe
         tuned = tuned_members(alone(case, scale, cluster), RULES[scale].seeds, runs)
         for seed in range(RULES[scale].seeds):
             members += tuned[seed : seed + 1]
-            members += [_member(case, model, seed, scale, cluster) for model in case.models[1:]]
+            members += [_member(case, model, seed, scale, cluster) for model in case.models if model != ALONE]
     return list({member.folder: member for member in members}.values())
 
 
 def alone(case: Case, scale: str, cluster: Cluster) -> BaselineRuns:
-    return lambda setting, seed: _member(case, case.models[0], seed, scale, cluster, setting)
+    return lambda setting, seed: _member(case, ALONE, seed, scale, cluster, setting)
 
 
-def _member(
-    case: Case, model: Model, seed: int, scale: str, cluster: Cluster, setting: Setting | None = None
-) -> Member:
-    rule, group = RULES[scale], case.group
+def _member(case: Case, model: str, seed: int, scale: str, cluster: Cluster, setting: Setting | None = None) -> Member:
+    rule, group, others = RULES[scale], case.group, case.models[model]
     text = rule.text if setting is None else setting.applied(rule.text)
-    name = f"with-{'-'.join(model.others)}" if setting is None else f"alone-{setting.folder_name}"
+    name = f"with-{'-'.join(others)}" if setting is None else f"alone-{setting.folder_name}"
     languages = sorted({group.language, *group.relatives, *group.unrelated})  # the vocabulary is learned from all
     limits = [f"{group.language}:{case.count}"] if case.count is not None else []
-    limits += [f"{other}:{group.pairs}" for other in model.others]
+    limits += [f"{other}:{group.pairs}" for other in others]
     run = shrunk_by(t12_400m(), text, cluster, scale).with_settings(
         f"text.corpus_languages={','.join(languages)} "
-        f"text.languages={','.join(sorted((group.language, *model.others)))} "
+        f"text.languages={','.join(sorted((group.language, *others)))} "
         f"text.train_pairs={','.join(limits) or 'none'} "
         f"train.seed={seed} train.validate_every={rule.validate_every} train.patience={rule.patience}"
     )

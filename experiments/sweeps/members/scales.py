@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from experiments.sweeps.members.base import Scoring
+from experiments.translation.runs import MULTILINGUAL_RUNS
 from experiments.translation.scales import TINY_TEXT, TextRule
+
+MODELS = tuple(run.__name__ for run in MULTILINGUAL_RUNS)
+"""The five of section 5, smallest first."""
+
+SMALLEST = MODELS[0]
+"""The smallest run, whose shape a baseline has before it is tuned."""
+
+
+def baseline_label(language: str) -> str:
+    return f"bilingual {language}"
 
 
 @dataclass(frozen=True)
@@ -38,7 +49,7 @@ class SweepRule:
     """Mini-batches of the batch-size sweep, relative to ``batch_tokens``: the paper's 260K, 1M and 4M."""
 
 
-SWEEPS = {
+RULES = {
     # Two languages of each third, one Romance and one Germanic, all with 300 test pairs or more. The corpus has few
     # test pairs of truly small languages, so Italian and Dutch are cut to 3,000 pairs, Galician and Danish to 500.
     "laptop": SweepRule(
@@ -79,19 +90,6 @@ SWEEPS = {
         validate_every=1,
         patience=2,
         scoring=Scoring(1, 3),
-    ),
-    # one GPU, all depths and languages; meant for about half an hour; it has not run
-    "gpu": SweepRule(
-        TextRule(
-            width_by=4, feed_forward_by=16, heads_by=8, head_width_by=1, vocabulary_by=4, max_length=48,
-            micro_batches=1, batch_tokens=16_384, steps=1500, checkpoint_every=750, valid_pairs=2048, dropout=0.1,
-            learning_rate=2e-3, warmup_steps=150, lr_decay="cosine", precision="bf16",
-        ),
-        baselines=("af", "de", "eo", "es", "fur", "gl"),
-        seeds=2,
-        validate_every=250,
-        patience=4,
-        scoring=Scoring(4, 100),
     ),
     # its runs have the largest of the three batches
     "paper": SweepRule(

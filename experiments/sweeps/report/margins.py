@@ -8,15 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from scipy.special import stdtrit
+
 from experiments.report.table import readable
 
 Outcome = Literal["confirmed", "contradicted", "undecided", "no runs"]
-
-T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-"""Student's t, two-sided 95%, of 1 to 20 degrees of freedom; more degrees use the last value, an upper bound."""
 
 
 @dataclass(frozen=True)
@@ -48,23 +44,24 @@ def difference(more: Sequence[float], less: Sequence[float], spread: Iterable[Se
     if not freedom:
         return Difference(value, None)
     squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups)
-    quantile = T95[min(freedom, len(T95)) - 1]
-    return Difference(value, quantile * math.sqrt(squares / freedom * (1 / len(more) + 1 / len(less))))
+    return Difference(value, t95(freedom) * math.sqrt(squares / freedom * (1 / len(more) + 1 / len(less))))
+
+
+def t95(freedom: int) -> float:
+    """Returns Student's t, two-sided 95%."""
+    return float(stdtrit(freedom, 0.975))
 
 
 def t_margin(values: Sequence[float]) -> float:
     """Returns the half-width of the 95% confidence interval of a mean, t * s / sqrt(n); 0 for one value."""
     if len(values) < 2:
         return 0.0
-    return T95[min(len(values) - 1, len(T95)) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return t95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def mean_and_margin(values: Sequence[float]) -> str | None:
-    """Returns ``mean ± margin``: the 95% confidence interval of the mean, t * s / sqrt(n); only the mean of one value,
-    None for none."""
+    """Returns ``mean ± margin``; only the mean of one value, None for none."""
     if not values:
         return None
     mean = readable(float(statistics.fmean(values)))
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {t_margin(values):.2g}"
+    return mean if len(values) == 1 else f"{mean} ± {t_margin(values):.2g}"

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.sweeps.members.base import Member, read_record
-from experiments.sweeps.members.multilingual import baseline_label
+from experiments.sweeps.members.scales import baseline_label
 from experiments.sweeps.report.margins import mean_and_margin
 from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.tokenizer import ENGLISH
 from suite.evaluation.scores import Third
-from suite.training.metrics import LOSS, STEP, read_steps, units_done
+from suite.training.metrics import LOSS, read_steps, units_done
 
 BILINGUAL_MODELS = "bilingual"
 """The label of the bilingual models together, each in its own language."""
@@ -57,11 +57,9 @@ class Run:
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """(tokens seen, loss in nats per token) of each step with a finite loss; of a run that is not scored, (step,
-        loss)."""
-        against = units_done(self.member.experiment.unit) if self.scores else STEP
-        steps = read_steps(self.folder / "metrics.jsonl")
-        return [(int(step[against]), float(step[LOSS])) for step in steps if step[LOSS] is not None]
+        """(tokens seen, loss in nats per token) of each step with a finite loss."""
+        tokens, steps = units_done("tokens"), read_steps(self.folder / "metrics.jsonl")
+        return [(int(step[tokens]), float(step[LOSS])) for step in steps if step[LOSS] is not None]
 
     @property
     def languages(self) -> list[str]:
@@ -70,9 +68,9 @@ class Run:
 
     @property
     def is_bilingual(self) -> bool:
-        """Whether it is scored, and was trained on one language and English."""
+        """Whether it was trained on one language and English."""
         run = self.member.experiment
-        return bool(self.scores) and isinstance(run, TranslationExperiment) and len(run.text.languages or ()) == 1
+        return isinstance(run, TranslationExperiment) and len(run.text.languages or ()) == 1
 
     @property
     def seed(self) -> int:
@@ -104,6 +102,8 @@ class Results:
     """The finished runs of a sweep, and the missing ones."""
 
     scale: str
+    folder: Path
+    """Of all runs."""
     runs: tuple[Run, ...]
     missing: tuple[Member, ...]
 
@@ -192,17 +192,17 @@ class Results:
 
 
 def read_results(scale: str, members: Sequence[Member], runs: Path) -> Results:
-    """Reads the results of a sweep's members, but of those that are not scored, below the folder of all runs."""
+    """Reads the results of members below the folder of all runs. In a sweep that scores, runs without scores only tune
+    others, and are left out."""
     finished, missing = [], []
-    scored = [member for member in members if member.scoring is not None]
-    for member in scored:
+    for member in [member for member in members if member.scoring is not None] or members:
         folder = runs / member.folder
-        record, scores = read_record(folder), read_record(folder, "scores.json")
-        if record is None or scores is None or not is_scored(member, record, scores):
+        record, scores = read_record(folder), read_record(folder, "scores.json") or {}
+        if record is None or not is_scored(member, record, scores):
             missing.append(member)
         else:
             finished.append(Run(member, folder, record, scores))
-    return Results(scale, tuple(finished), tuple(missing))
+    return Results(scale, runs, tuple(finished), tuple(missing))
 
 
 def scored_step(record: dict[str, Any]) -> int:

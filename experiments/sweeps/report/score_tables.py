@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
 
 from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
-from experiments.sweeps.members.multilingual import baseline_label
+from experiments.sweeps.members.scales import baseline_label
 from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, DISTINCT, NLL, PLAIN, Metric, Results
 from experiments.sweeps.report.verdicts import above_baseline
 from experiments.translation.experiment import TranslationExperiment
@@ -109,19 +108,3 @@ def by_direction(results: Results, models: Sequence[tuple[str, str, Sequence[str
     headings = [f"{MEASURES[each.name]}, {'into' if each.into_english else 'out of'} English" for each in columns]
     notes = ["Measured; ± is the 95% confidence interval of the mean over seeds."]
     return Table("by-direction", "Directions", ("model", *headings), rows, notes)
-
-
-def overlap_table(results: Results) -> Table:
-    """Returns how many test pairs of each language the training text overlaps."""
-    found = ChainMap(*(run.scores["overlap"] for run in results.runs))
-    rows: list[list[Value]] = [
-        [code, sum(kinds.values()), *(kinds[kind] for kind in ("exact", "case_folded", "near"))]
-        for code, kinds in sorted(found.items())
-    ]
-    headings = ("language", "test pairs", "exact", "case-folded", "near-duplicates")
-    notes = [
-        "Computed. Each pair counts once, by the closest of its two sides to the training text of the whole prepared "
-        "corpus: English with all English, translations with their own language. Near-duplicates share words: Jaccard "
-        'index 0.6 or more. "No near-duplicates" in the other tables leaves out all three kinds.',
-    ]
-    return Table("overlap", "Overlap of test and training", headings, rows or [[None] * len(headings)], notes)

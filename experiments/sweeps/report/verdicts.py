@@ -15,14 +15,13 @@ with too few test pairs nothing is decided.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from experiments.base.hints import command
-from experiments.sweeps.members.multilingual import MODELS, SMALLEST, baseline_label
-from experiments.sweeps.members.scales import SWEEPS
+from experiments.sweeps.members.scales import MODELS, RULES, SMALLEST, baseline_label
 from experiments.sweeps.report.margins import Difference, Outcome, difference
-from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, DISTINCT, Metric, Results, Run, directions_of
+from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, NLL, Metric, Results, Run, directions_of
 from suite.errors import DataError
 from suite.evaluation.bootstrap import PairedTest, TwoTranslations, paired_bootstrap
 from suite.evaluation.scores import THIRDS, Third
@@ -37,22 +36,13 @@ WIDE, DEEP, LARGEST = MODELS[1], MODELS[2], MODELS[-1]
 
 
 @dataclass(frozen=True)
-class Gain:
-    """How much better one model is than another."""
+class Comparison:
+    """How much better one model is than another on some languages."""
 
     nll: Difference | None
     """Nats a token saved; None without runs of both."""
     chrf: Difference | None
     """chrF gained."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two models on some languages."""
-
-    gain: Gain
-    distinct: Gain
-    """On the test pairs without a near-duplicate in the training text."""
     tests: Sequence[PairedTest]
     """Of the chrF difference over test pairs, for each seed that both have."""
     seeds: int
@@ -63,21 +53,20 @@ class Comparison:
     @property
     def outcome(self) -> Outcome:
         """The verdict on the finding that the first is better."""
-        nll, chrf = self.gain.nll, self.gain.chrf
-        if nll is None or chrf is None:
+        if self.nll is None or self.chrf is None:
             return "no runs"
         if self.clear_seeds < self.seeds or self.seeds == 1 or self.pairs < FEWEST_FOR_A_CLAIM:
             return "undecided"
-        outcomes = {nll.outcome, chrf.outcome}
+        outcomes = {self.nll.outcome, self.chrf.outcome}
         if outcomes == {"confirmed"}:
             return "confirmed"
-        worse = "contradicted" in outcomes and "confirmed" not in outcomes and chrf.value < 0
+        worse = "contradicted" in outcomes and "confirmed" not in outcomes and self.chrf.value < 0
         return "contradicted" if worse else "undecided"
 
     @property
     def clear_seeds(self) -> int:
         """The seeds for which the test pairs show a chrF difference of the same sign as the mean."""
-        mean = self.gain.chrf.value if self.gain.chrf is not None else 0.0
+        mean = self.chrf.value if self.chrf is not None else 0.0
         return sum(test.p_value < LEVEL and test.gain * mean > 0 for test in self.tests)
 
 
@@ -107,14 +96,11 @@ def compare(
     Raises DataError if the two were scored on different test pairs.
     """
 
-    def gain(part: str | None) -> Gain:
-        def difference_of(name: str) -> Difference | None:
-            metric = Metric(name, part, into_english=into_english)
-            means = {label: results.means(label, languages, metric) for label in (more, less, *labels)}
-            better, worse = (less, more) if name == "nll" else (more, less)
-            return difference(means[better], means[worse], [means[label] for label in labels])
-
-        return Gain(difference_of("nll"), difference_of("chrf"))
+    def gain(metric: Metric) -> Difference | None:
+        metric = replace(metric, into_english=into_english)
+        means = {label: results.means(label, languages, metric) for label in (more, less, *labels)}
+        better, worse = (less, more) if metric.name == NLL.name else (more, less)
+        return difference(means[better], means[worse], [means[label] for label in labels])
 
     first, second = (results.model_of(label, languages) for label in (more, less))
     chrf = replace(CHRF, into_english=into_english)
@@ -127,7 +113,7 @@ def compare(
         ]
         tests.append(paired_bootstrap(tuple(texts)))
     pairs = sum(results.test_pairs(language) for language in languages)
-    return Comparison(gain(None), gain(DISTINCT), tests, results.seeds, pairs)
+    return Comparison(gain(NLL), gain(CHRF), tests, results.seeds, pairs)
 
 
 def _two_translations(one: Run, other: Run, direction: str) -> TwoTranslations:
@@ -148,56 +134,61 @@ def combined_outcome(comparisons: Sequence[Comparison]) -> Outcome:
     return "contradicted" if "contradicted" in outcomes else "undecided"
 
 
-def depth_beats_width(results: Results) -> list[Verdict]:
-    """The deep against the wide model of equal size, on low-resource languages."""
-    finding = "at equal size depth beats width on low-resource languages"
-    paper = "deep about +1.9 BLEU in the mean, large on low-resource languages, about equal on high-resource ones"
-    return [_verdict(results, finding, paper, DEEP, WIDE, ("low",))]
+@dataclass(frozen=True)
+class Finding:
+    """A finding of the paper on the multilingual models: one model is better than another in some thirds."""
+
+    more: str
+    less: str
+    sentence: str
+    paper: str
+    deciding: Sequence[Third] = THIRDS
+    """Thirds of the languages that decide; the others are shown."""
+
+    def verdict(self, results: Results) -> Verdict:
+        """Bilingual models are compared in the languages for which the sweep plans them."""
+        among, labels = None, results.multilingual_labels
+        if self.less == BILINGUAL_MODELS:
+            among, labels = RULES[results.scale].baselines, [*labels, BILINGUAL_MODELS]
+        parts, that_decide = [], []
+        for third in THIRDS:
+            languages, decides = results.in_third(third, among), third in self.deciding
+            found = compare(results, self.more, self.less, languages, labels, with_tests=decides)
+            if languages:
+                parts.append((f"{third}: {', '.join(languages)}", found))
+            if decides:
+                that_decide.append(found)
+        sentence = f"{self.sentence}: {self.more} against {self.less}"
+        return Verdict(sentence, self.paper, tuple(parts), combined_outcome(that_decide))
 
 
-def bigger_is_better(results: Results) -> list[Verdict]:
-    """Both models of 1.3B against the smallest, and the largest against the wide one, in every third; those that the
-    scale has."""
-    middle, large = "400M to 1.3B helps every language", "1.3B to 6B helps further, mostly high-resource ones"
-    findings = (
-        (WIDE, SMALLEST, "400M to 1.3B (wide) is better everywhere", middle),
-        (DEEP, SMALLEST, "400M to 1.3B (deep) is better everywhere", middle),
-        (LARGEST, WIDE, "1.3B (wide) to 6B is better everywhere", large),
-    )
-    return [
-        _verdict(results, finding, paper, more, less, THIRDS)
-        for more, less, finding, paper in findings
-        if more in results.requested
-    ]
+_DEPTH = "deep about +1.9 BLEU in the mean, large on low-resource languages, about equal on high-resource ones"
+_MIDDLE = "400M to 1.3B helps every language"
+_LARGE = "1.3B to 6B helps further, mostly high-resource ones"
+_BILINGUAL = "6B beats the baselines on all languages, most on low-resource ones"
+_ONE, _BEATS = "one multilingual model", "beats the bilingual ones on low-resource languages"
+
+DEPTH_BEATS_WIDTH = Finding(DEEP, WIDE, "at equal size depth beats width on low-resource languages", _DEPTH, ("low",))
+BIGGER_IS_BETTER = (
+    Finding(WIDE, SMALLEST, "400M to 1.3B (wide) is better everywhere", _MIDDLE),
+    Finding(DEEP, SMALLEST, "400M to 1.3B (deep) is better everywhere", _MIDDLE),
+    Finding(LARGEST, WIDE, "1.3B (wide) to 6B is better everywhere", _LARGE),
+)
+BEATS_BILINGUAL = (
+    Finding(LARGEST, BILINGUAL_MODELS, f"{_ONE} (the largest, {LARGEST}) {_BEATS}", _BILINGUAL, ("low",)),
+    Finding(
+        SMALLEST,
+        BILINGUAL_MODELS,
+        f"{_ONE} (one of the baselines' own size, {SMALLEST}) {_BEATS}",
+        _BILINGUAL,
+        ("low",),
+    ),
+)
 
 
-def beats_bilingual(results: Results) -> list[Verdict]:
-    """Multilingual against tuned bilingual models on the low-resource third: the largest model, and one of the
-    baselines' size."""
-    paper = "6B beats the baselines on all languages, most on low-resource ones"
-    verdicts = []
-    for label, whose in ((LARGEST, "the largest"), (SMALLEST, "one of the baselines' own size")):
-        if label in results.requested:
-            finding = f"one multilingual model ({whose}, {label}) beats the bilingual ones on low-resource languages"
-            verdicts.append(_verdict(results, finding, paper, label, BILINGUAL_MODELS, ("low",)))
-    return verdicts
-
-
-def _verdict(results: Results, finding: str, paper: str, more: str, less: str, deciding: Sequence[Third]) -> Verdict:
-    """Compares two labels in each third; ``deciding`` thirds decide. Bilingual models are compared in the languages for
-    which the sweep plans them."""
-    among, labels = None, results.multilingual_labels
-    if less == BILINGUAL_MODELS:
-        among, labels = SWEEPS[results.scale].baselines, [*labels, BILINGUAL_MODELS]
-    parts, that_decide = [], []
-    for third in THIRDS:
-        languages = results.in_third(third, among)
-        found = compare(results, more, less, languages, labels, with_tests=third in deciding)
-        if languages:
-            parts.append((f"{third}: {', '.join(languages)}", found))
-        if third in deciding:
-            that_decide.append(found)
-    return Verdict(f"{finding}: {more} against {less}", paper, tuple(parts), combined_outcome(that_decide))
+def verdicts_on(*findings: Finding) -> Callable[[Results], list[Verdict]]:
+    """Returns what judges those findings whose better model the sweep has."""
+    return lambda results: [each.verdict(results) for each in findings if each.more in results.requested]
 
 
 def above_baseline(results: Results, label: str, language: str) -> Difference | None:

@@ -135,13 +135,13 @@ def test_an_invalid_cluster_is_one_sentence_with_the_format(text: str, part: str
     ("text", "meant"), [("8H100", "8xH100"), ("2x8 a100", "2x8xa100"), ("4*T4", "4xT4"), ("8xH100+2T4", "2xT4")]
 )
 def test_a_number_without_x_is_told_with_it(text: str, meant: str) -> None:
-    with pytest.raises(SettingError, match=re.escape(f"CLUSTER={text!r} lacks an x; did you mean {meant}?") + "$"):
+    with pytest.raises(SettingError, match=re.escape(f"--cluster {text!r} lacks an x; did you mean {meant}?") + "$"):
         parse_cluster(text, THIS)
 
 
 def is_the_sentence(message: str, text: str) -> None:
     """Checks that an error says what was given, what is known and how to write it, on one line."""
-    assert message.startswith(f"CLUSTER={text!r} is not a cluster: ")
+    assert message.startswith(f"--cluster {text!r} is not a cluster: ")
     assert "devices are TPUv2, TPUv3, P100, " in message
     assert message.endswith(
         "write [nodes x] devices x device, such as 16x16GiB, 2x8xH100 or 4xA100-40GB, and + between different devices"

@@ -144,7 +144,7 @@ def test_a_given_shape_that_does_not_fit_is_refused_with_the_nearest_that_does()
         best_plans(work, Cluster(4, 24 * MIB, "gpu"), estimated_costs, given)
     with pytest.raises(PlanError) as fault:
         noted_plans(work, Cluster(4, 24 * MIB, "gpu"), estimated_costs, given, ("a note",), best=True, log=print)
-    (settings,) = re.findall(r'SET="([^"]+)"', fault.value.remedy)
+    (settings,) = re.findall(r'--set "([^"]+)"', fault.value.remedy)
     assert plan_request(work.with_settings(settings), Cluster(4, 24 * MIB, "gpu"), estimated_costs)
     assert fault.value.notes == ("a note",)
 

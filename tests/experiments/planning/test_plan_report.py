@@ -97,7 +97,7 @@ def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
     assert table[0].split() == ["schedules", "that", "fit", "step", "largest", "stage", "forwards", "recomputed"]
     assert len(table) == 1 + 8 + 1
     fastest = min((row for row in planned.as_dict()["schedules"]), key=lambda row: row["step_s"])
-    assert f'SET="pipeline.schedule={fastest["schedule"]}' in table[-1]
+    assert f'--set "pipeline.schedule={fastest["schedule"]}' in table[-1]
     assert planned.lines(is_brief=True) == [*lines[: -len(table)], table[-1]]
     assert all(len(line) < 200 for line in lines)
 

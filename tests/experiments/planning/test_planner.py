@@ -208,7 +208,7 @@ def test_too_many_micro_batches_are_refused_with_a_number_that_can_be_set(replic
     work = language().with_pipeline(pipeline)
     fault = refused(work, ROOMY)
     assert "choose R x M of 32 or less" in fault.errors[-1]
-    (settings,) = re.findall(r'SET="([^"]+)"', fault.remedy)
+    (settings,) = re.findall(r'--set "([^"]+)"', fault.remedy)
     assert row_errors(work.with_settings(settings)) == []
 
 

@@ -78,7 +78,7 @@ def test_an_advice_is_the_whole_of_the_settings_and_says_what_was_changed_before
     assert "(R 8 -> 1)" in str(fault.value)
 
 
-SET = re.compile(r'^SET="([^"]+)": (\d+\.\d\d) GiB per device(?:, (\d+\.\d\d) (m?)s per step)? \(estimated\)$')
+SET = re.compile(r'^--set "([^"]+)": (\d+\.\d\d) GiB per device(?:, (\d+\.\d\d) (m?)s per step)? \(estimated\)$')
 
 
 def again(work: TranslationExperiment, remedy: str, cluster: Cluster, pricer: Any) -> PlanReport:
@@ -200,9 +200,8 @@ def test_without_any_plan_that_fits_none_is_promised() -> None:
 def needed(fault: PlanError, unit: str) -> tuple[str, float]:
     """Returns the settings that need the least memory, and its GiB."""
     assert fault.remedy == ""
-    sentence = (
-        rf'\(no setting was found that fits; with SET="([^"]+)" the run needs (?:devices of )?at least (\S+) {unit}\)$'
-    )
+    least = rf"the run needs (?:devices of )?at least (\S+) {unit}\)$"
+    sentence = rf'\(no setting was found that fits; with --set "([^"]+)" {least}'
     ((settings, size),) = re.findall(sentence, str(fault))
     return settings, float(size)
 

@@ -204,7 +204,7 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
     message = str(fault.value)
     assert "needs 16 GPUs (K = 2 stages x R = 8 replicas) with " in message
     assert "there are 2 CPU cores with 12.0 GiB each" in message
-    assert "SCALE=laptop" in message
+    assert "--scale laptop" in message
 
 
 @pytest.mark.slow

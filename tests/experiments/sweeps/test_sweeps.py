@@ -11,9 +11,9 @@ import pytest
 from experiments.base.cluster import Cluster
 from experiments.registry import find, read_experiment
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
-from experiments.sweeps.members.multilingual import MODELS, baseline, model
-from experiments.sweeps.members.scales import SWEEPS as RULES
+from experiments.sweeps.members.scales import MODELS, RULES
 from experiments.sweeps.members.tuning import SETTINGS
+from experiments.sweeps.multilingual import baseline, model
 from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters

@@ -6,12 +6,14 @@ from itertools import pairwise
 
 import pytest
 
+from experiments.base.cluster import Cluster
 from experiments.report.paper import paper_numbers
-from experiments.sweeps.transfer import SEEDS, SETS, fine_tuning, run_id, transfer_runs, transfer_table
+from experiments.sweeps.transfer import SEEDS, SETS, SWEEP, fine_tuning, transfer_members, transfer_table
 from experiments.tables.table1 import amoebanet_costs, columns, fits, largest
 from experiments.tables.table2 import amoebanet_speeds, heaviest_over_mean, split_layers
 from tests.experiments.tables.test_tables import column, cost, exact, silent
 
+LAPTOP = Cluster(2, 2**30, "cpu")
 UNEVEN = [cost(1.0, 2.0)] * 9 + [cost(3.0, 4.0)] * 3 + [cost(0.5, 1.0)] * 12
 
 
@@ -60,7 +62,7 @@ def test_the_papers_networks_fit_its_devices_at_its_bytes_and_twice_as_wide_ones
 
 
 def test_the_sweep_has_five_runs_per_row_that_differ_only_in_their_initialization(tmp_path):
-    runs = list(transfer_runs(tmp_path))
+    runs = transfer_members("", LAPTOP, tmp_path)
     assert len(runs) == 1 + 2 * 2 * 5
     assert len({run.folder for run in runs}) == len(runs)
     assert {run.after for run in runs[1:]} == {None, runs[0].folder}
@@ -74,20 +76,24 @@ def test_the_sweep_has_five_runs_per_row_that_differ_only_in_their_initializatio
         assert not tuned.images.flip
 
 
+def table_4(runs):
+    return transfer_table(SWEEP.results("", LAPTOP, runs))
+
+
 def test_table_4_has_means_and_deviations_over_the_finished_runs(tmp_path):
-    empty = transfer_table(tmp_path)
+    empty = table_4(tmp_path)
     assert empty.rows[0][:2] == ["mnist", None]
-    assert "make sweep NAME=transfer" in empty.notes[0]
+    assert "gpipe sweep transfer" in empty.notes[0]
     for seed in SEEDS:
         for start, accuracy in (("pretrained", 0.90), ("scratch", 0.80)):
-            folder = tmp_path / "transfer" / run_id("mnist", start, seed)
+            folder = tmp_path / "transfer" / f"mnist-{start}-{seed}"
             folder.mkdir(parents=True)
             record = {"valid_accuracy": accuracy + seed / 100, "counts": {"train": 4000, "test": 1000}}
             (folder / "record.json").write_text(json.dumps(record))
     pretrained = tmp_path / "transfer" / "fashion"
     pretrained.mkdir()
     (pretrained / "record.json").write_text(json.dumps({"valid_accuracy": 0.891, "steps": 600}))
-    table = transfer_table(tmp_path)
+    table = table_4(tmp_path)
     row = table.rows[0]
     assert row[:5] == ["mnist", 4000, 1000, 10, "5 and 5"]
     assert row[5] == pytest.approx(92)

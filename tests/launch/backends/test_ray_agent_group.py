@@ -170,18 +170,18 @@ def test_a_heartbeat_does_not_wait_for_a_large_file(tmp_path, monkeypatch):
 def test_files_that_cannot_be_written_are_reported_once_and_the_run_continues(calls, experiment, tmp_path):
     said, there = [], tmp_path / "there"
     there.mkdir()
-    (tmp_path / "spikes.jsonl").mkdir()  # in the way
+    (tmp_path / "layers.jsonl").mkdir()  # in the way
     agents = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, said.append)
     sending = Sender(calls, 0, attempt(tmp_path, 1), tmp_path / "heartbeats", FolderDelta(there))
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         for line in ("one\n", "two\n"):
-            for name in ("metrics.jsonl", "spikes.jsonl", "system.jsonl"):
+            for name in ("metrics.jsonl", "layers.jsonl", "system.jsonl"):
                 with (there / name).open("a") as file:
                     file.write(line)
             sending.send(last=True)
             agents.reports()
     assert len(said) == 1
     assert said[0].startswith("files from other nodes cannot be written: ")
-    assert "spikes.jsonl" in said[0]
+    assert "layers.jsonl" in said[0]
     assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "system.jsonl")] == ["one\ntwo\n"] * 2

@@ -101,9 +101,9 @@ def test_a_plain_training_that_fails_leaves_no_run(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ["give an experiment with A= and B=, or one or two runs with RUN="]),
-        (("t12_400m", "--run", "one two"), ["give an experiment with A= and B=, or one or two runs"]),
-        (("--run", "one two", "--a", "train.seed=1"), ["give an experiment with A= and B=, or one"]),
+        ((), ["give an experiment with --a and --b, or one or two runs with --run ..."]),
+        (("t12_400m", "--run", "one two"), ["give an experiment with --a and --b, or one or two runs"]),
+        (("--run", "one two", "--a", "train.seed=1"), ["give an experiment with --a and --b, or one"]),
         (("--run", "one two three"), ["3 runs are given; give one or two"]),
         (
             ("t12_400m", "--a", "plain", "--b", "plain"),

@@ -89,7 +89,7 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
         (JobRequest("t128_6b", "paper", "train.steps=x"), "train.steps"),
         (JobRequest("depth_width", settings="train.steps=5"), "takes no settings"),
         (JobRequest("depth_width", "huge"), "has no scale 'huge'"),
-        (JobRequest("", run="a b"), "RUN='a b'"),
+        (JobRequest("", run="a b"), "--run 'a b'"),
     ],
 )
 def test_a_command_that_no_cluster_can_run_is_rejected(submission, part):

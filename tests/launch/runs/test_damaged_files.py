@@ -13,7 +13,7 @@ from experiments.registry import find
 from experiments.sweeps.registry import SWEEPS
 from launch.runs.store import RUNS, RunFolder
 from launch.sweeps.command import report
-from launch.sweeps.pending import pending_work
+from launch.sweeps.tasks import tasks_of
 from launch.watching import run_listing
 from launch.watching.run_listing import print_runs
 from tests.launch.command_line import call
@@ -122,7 +122,7 @@ def test_a_sweep_names_the_damaged_files_of_its_members():
         (RUNS / member.folder).mkdir(parents=True)
         (RUNS / member.folder / "record.json").write_text("{}")
         (RUNS / member.folder / name).write_text("")
-        assert not pending_work(member).trained
+        assert tasks_of(member, RUNS)[0].what == "train"
     out = io.StringIO()
     report("depth_width", "tiny", Console(file=out, soft_wrap=True))
     page = (RUNS / "depth_width-tiny" / "report.md").read_text()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.base.hints import BY_MAKE, command, option
+from experiments.base.hints import command, option
 from launch.runs import store as runs
 from suite.errors import SettingError
 
@@ -51,17 +51,15 @@ def test_resume_and_sync_commands_are_for_the_submitting_machine(monkeypatch):
     run = runs.RunFolder(runs.RUNS / "t12_400m" / "1")
     monkeypatch.delenv("GPIPE_JOB", raising=False)
     monkeypatch.setattr(runs, "STORAGE", "/shared")  # as an image or Slurm has it
-    assert runs.resume_command(run) == f"make resume RUN={run.path}"
-    assert runs.sync_command(run) == f"make sync RUN={run.path}"
+    assert runs.resume_command(run) == f"gpipe resume {run.path}"
+    assert runs.sync_command(run) == f"gpipe sync {run.path}"
     monkeypatch.setenv("GPIPE_JOB", "j")
-    assert runs.resume_command(run) == "make submit RUN=t12_400m/1 STORAGE=/shared ADDRESS="
+    assert runs.resume_command(run) == "gpipe submit --run t12_400m/1 --storage /shared --address "
     assert runs.sync_command(run) == f"wandb sync --include-offline {run.path}/wandb/offline-run-* (on the job's node)"
 
 
-def test_commands_are_those_that_work_where_the_user_is(monkeypatch):
+def test_commands_have_arguments_and_the_options_that_are_given(monkeypatch):
     run = runs.RunFolder(runs.Path("/runs/t12_400m/1"))
-    assert runs.resume_command(run, "train.steps=9") == 'make resume RUN=/runs/t12_400m/1 SET="train.steps=9"'
-    monkeypatch.delenv(BY_MAKE)
     assert runs.resume_command(run, "train.steps=9") == 'gpipe resume /runs/t12_400m/1 --set "train.steps=9"'
     assert command("report", RUN="a b") == "gpipe report --run 'a b'"
     assert command("submit", NAME="n", STORAGE="", ADDRESS="http://h:1") == "gpipe submit n --address http://h:1"

@@ -52,7 +52,7 @@ def test_an_exception_in_a_layer_is_reported_with_the_layer_and_retried_once(tri
         "F1 of step 4, micro-batch 1, in layer 5 (",
         "InjectedError: a planned exception",
         "Attempt 2 was the last: the same failure occurred twice in a row in the same place",
-        "make resume RUN=",
+        "gpipe resume ",
     ):
         assert words in str(struck.error)
     assert [line["kind"] for line in struck.ends] == ["program", "program"]

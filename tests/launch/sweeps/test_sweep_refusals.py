@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,39 +14,29 @@ from experiments.base.cluster import Cluster
 from experiments.sweeps.members.few_pairs import RULES, Group
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
-from launch.sweeps.member import MemberSpec
-from launch.sweeps.member_process import run_member
-from launch.sweeps.pending import IGNORED_SETTINGS, pending_work
-from suite.errors import CheckpointError, DataError, PlacementError, SettingError
+from launch.sweeps.tasks import IGNORED_SETTINGS, tasks_of
+from suite.errors import SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.settings import LoopSettings
+from tests.launch.command_line import refusal
 from tests.launch.runs.test_checkpoints import write
 
 
 def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     member = SWEEPS["temperature"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
-    assert not pending_work(member).trained
+    assert [task.what for task in tasks_of(member, tmp_path)] == ["train", "score"]
     folder = tmp_path / "runs" / member.folder
     folder.mkdir(parents=True)
     (folder / "record.json").write_text(json.dumps({"steps": member.experiment.train.steps}))
     same = member.experiment.with_settings("train.threads=2 train.checkpoint_every=3")
     (folder / "experiment.toml").write_text(same.to_toml())
-    pending = pending_work(member)
-    assert pending.trained
-    assert not pending.scored
+    assert [task.what for task in tasks_of(member, tmp_path)] == ["score"]
     (folder / "experiment.toml").write_text(member.experiment.with_settings("train.steps=5").to_toml())
     with pytest.raises(
-        SettingError, match=r"T100-0 holds a run with other settings \(train.steps is 5 there and 4 here"
+        SettingError, match=r"T100-0 holds a run with other settings \(there -> here: .*train.steps 5 -> 4\)"
     ):
-        pending_work(member)
-
-
-def test_the_scale_for_a_gpu_is_rejected_without_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("launch.backends.backend.this_machine", lambda: Cluster(2, 12 * GIB, "cpu"))
-    with pytest.raises(PlacementError, match="needs a GPU, and this machine has 2 CPU cores"):
-        sweep("depth_width", "gpu", "local", Console(quiet=True))
+        tasks_of(member, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +66,7 @@ def test_a_member_has_one_thread_per_stage_on_cores_that_members_share():
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """Returns the spec to train a member, and its folder: two checkpoints and three steps' metrics."""
+    """Returns the training of a member, and its folder: two checkpoints and three steps' metrics."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("suite.training.checkpoint.storage.PAUSES_S", ())
     member = SWEEPS["temperature"].members("tiny", Cluster(2, 2**30, "cpu"), tmp_path / "runs")[-1]
@@ -85,8 +76,7 @@ def trained(tmp_path, monkeypatch):
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in (1, 2, 3)))
     for step in (2, 4):
         write(folder / "checkpoints", step)
-    nowhere = member.experiment.with_settings("text.corpus=nowhere")  # a new run would fail here
-    return MemberSpec("train", member.folder, nowhere.to_toml(), "local", "outcome"), folder
+    return tasks_of(member, tmp_path)[0], folder
 
 
 def each_manifest(change):
@@ -131,24 +121,12 @@ def contents(folder):
     ],
 )  # fmt: skip
 def test_a_member_without_a_usable_checkpoint_is_rejected_and_not_changed(trained, damage, message):
-    spec, folder = trained
+    task, folder = trained
     damage(folder)
     before = contents(folder.parent)
-    with pytest.raises(CheckpointError, match=message):
-        run_member(spec, Console(quiet=True))
+    task.prepare()
+    assert re.search(message, refusal(*task.arguments("local")))
     assert contents(folder.parent) == before
-
-
-def test_a_member_that_stopped_before_its_first_checkpoint_is_moved_aside_and_restarted(trained, capsys):
-    spec, folder = trained
-    (folder / "checkpoints").rename(folder.parent / "elsewhere")
-    before = contents(folder)
-    with pytest.raises(DataError, match="nowhere"):
-        run_member(spec, Console(width=250))
-    assert not folder.exists()
-    (aside,) = folder.parent.glob(f"{folder.name}-set-aside-*")
-    assert contents(aside) == before
-    assert f"moved to {aside}" in capsys.readouterr().out.replace("runs/", f"{folder.parents[1]}/", 1)
 
 
 def test_settings_without_effect_on_the_result_are_settings():

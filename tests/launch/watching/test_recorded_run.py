@@ -125,12 +125,12 @@ def test_one_run_is_told_with_the_commands_that_make_sense(run):
     assert "2 attempts" in out
     assert "checkpoints of steps 4, 6" in out
     for verb in ("report", "score", "translate", "export"):
-        assert f"make {verb} RUN={NAME}/{run.path.name}" in out
-    assert f'make translate RUN={NAME}/{run.path.name} TO=de TEXT="' in out
+        assert f"gpipe {verb} {NAME}/{run.path.name}" in out
+    assert f'gpipe translate {NAME}/{run.path.name} --to de "' in out
     italian = copy_of(run, "italian", rate=("[text]\n", '[text]\nlanguages = ["it"]\n'))
     try:
         out = gpipe_here(".", "runs", "italian")
-        assert f'make translate RUN={NAME}/italian TO=it TEXT="' in out
+        assert f'gpipe translate {NAME}/italian --to it "' in out
     finally:
         shutil.rmtree(italian.path)
 
@@ -147,7 +147,7 @@ def test_runs_lists_newest_first_and_filters_by_name(run):
         out = gpipe_here(".", "runs", "/ol")
         assert f"{NAME}/old" in out
         assert run.path.name not in out
-        assert "no run is called 't12'; make runs lists all 2" in refusal("runs", "t12")
+        assert "no run is called 't12'; gpipe runs lists all 2" in refusal("runs", "t12")
     finally:
         shutil.rmtree(old.path)
 
@@ -184,7 +184,7 @@ def test_a_scored_run_shows_translations_beside_their_references(run):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (("report", "--run", "nothing"), ("no run 'nothing'", "make runs lists all 1")),
+        (("report", "--run", "nothing"), ("no run 'nothing'", "gpipe runs lists all 1")),
         (("report", "--run", "a b"), ("no run 'a b'",)),
         (("report", "--run", "runs/begun"), ("runs/begun has no experiment.toml: no run started there",)),
         (("report", "depth_width", "--run", "x"), ("both the sweep 'depth_width' and --run are given",)),

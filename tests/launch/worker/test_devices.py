@@ -55,7 +55,7 @@ def test_gpus_that_do_not_start_are_refused_with_torchs_reason(without_gpu, text
     with pytest.raises(PlacementError) as caught:
         this_machine()
     assert str(caught.value) == (
-        f"torch cannot use this machine's GPUs ({text}); make doctor tells more; CUDA_VISIBLE_DEVICES= trains on the "
+        f"torch cannot use this machine's GPUs ({text}); gpipe doctor tells more; CUDA_VISIBLE_DEVICES= trains on the "
         "CPU"
     )
 

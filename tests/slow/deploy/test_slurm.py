@@ -94,7 +94,7 @@ def test_a_job_whose_time_is_up_ends_the_run_so_that_it_can_go_on(allocation):
         time.sleep(0.2)
     job.send_signal(signal.SIGTERM)  # as --signal=B:TERM@120 does, to the script alone
     assert job.wait(60) == 130, allocation.printed
-    assert "interrupted; make resume RUN=" in allocation.printed
+    assert "interrupted; gpipe resume " in allocation.printed
     assert allocation.rays() == []
 
 

@@ -199,7 +199,7 @@ def test_the_whole_examination_of_a_cluster_and_a_plan_on_what_it_found(hosts, p
     settings = "pipeline.stages=3 pipeline.replicas=1"  # more than the two cores of a node
     planned = json.loads(gpipe(hosts, tmp_path, "plan", "t128_6b", "--set", settings, "--format", "json"))
     speed = f"{speeds.between_nodes.latency_s * 1e3:.2f} ms, {speeds.between_nodes.bytes_per_s / 1e6:,.0f} MB/s"
-    assert f"the network between nodes, measured by make doctor: {speed}" in planned["notes"]
+    assert f"the network between nodes, measured by gpipe doctor: {speed}" in planned["notes"]
     assert (len(planned["nodes"]), len(set(planned["nodes"]))) == (3, 2)
     assert planned["measured"]
 

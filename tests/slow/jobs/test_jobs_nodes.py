@@ -27,7 +27,7 @@ def head(tmp_path_factory):
 
 def test_without_a_shared_folder_a_job_ends_with_one_sentence(head):
     printed = head.gpipe("submit", "t128_6b", "--job", "homeless", code=2)
-    assert "error: the cluster has 3 nodes, and a run needs storage shared by all of them: give STORAGE=" in printed
+    assert "error: the cluster has 3 nodes, and a run needs storage shared by all of them: give --storage" in printed
 
 
 def test_a_run_uses_several_nodes(head):

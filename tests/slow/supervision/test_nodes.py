@@ -194,7 +194,7 @@ def test_without_a_spare_a_rigid_run_ends_with_one_sentence(machines, drive):
     driver.wait(GOES_ON_S, code=2)
     printed = driver.printed.replace("\n", " ")
     assert "The run needs 2 devices; 1 are left" in printed
-    assert "make resume RUN=" in printed
+    assert "gpipe resume " in printed
     assert "Traceback" not in printed
 
 

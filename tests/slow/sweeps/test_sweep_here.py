@@ -11,7 +11,7 @@ def test_a_failed_member_is_reported_and_run_by_the_next_sweep(tmp_path):
     broken = tmp_path / "runs/temperature-tiny/t12_400m-T100-0"
     broken.parent.mkdir(parents=True)
     broken.write_text("in the way")
-    printed = gpipe(tmp_path, "sweep", "temperature", "--scale", "tiny", code=1)
+    printed = gpipe(tmp_path, "sweep", "temperature", "--scale", "tiny", code=1, timeout_s=900)
     assert "train temperature-tiny/t12_400m-T100-0 failed: " in printed
     assert "Traceback" not in printed
     assert "report: runs/temperature-tiny/report.html" in printed
@@ -24,7 +24,7 @@ def test_a_failed_member_is_reported_and_run_by_the_next_sweep(tmp_path):
     assert "| temperature-tiny/t12_400m-T1-0 |" in page
 
     broken.unlink()
-    printed = gpipe(tmp_path, "sweep", "temperature", "--scale", "tiny")
+    printed = gpipe(tmp_path, "sweep", "temperature", "--scale", "tiny", timeout_s=900)
     assert "2 of 3 members are already finished" in printed
     assert "train temperature-tiny/t12_400m-T1-0" not in printed
     assert "excluded from" not in (tmp_path / "runs/temperature-tiny/report.md").read_text()

@@ -94,7 +94,7 @@ def start(tmp_path, cluster):
         sweep.end()
 
 
-def test_a_killed_member_is_retried_and_one_with_a_users_error_is_not(start):
+def test_a_killed_member_is_resumed_and_one_that_fails_again_is_named(start):
     sweep = start("faulty")
     sweep.wait_for(lambda: sweep.saved("twin-0"))
     driver = sweep.driver("twin-0")
@@ -113,10 +113,10 @@ def test_a_killed_member_is_retried_and_one_with_a_users_error_is_not(start):
     assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
     assert len(losses(sweep.run("twin-0"))) == STEPS
     printed = sweep.printed
-    assert "train small/twin-0: failed: its process ended by SIGKILL without a report" in printed
-    assert "attempt 2 of 3 follows" in printed
+    assert "train small/twin-0: failed: its process ended by SIGKILL; its log is " in printed
+    assert "small-twin-0.log; it is tried once more" in printed
     assert "train small/twin-0: done" in printed
-    assert printed.count("train small/wrong: started") == 1
+    assert printed.count("train small/wrong: started") == 2
     assert "\ntrain small/wrong failed: " in printed
     assert "Traceback" not in printed
     assert "report: runs/faulty/report.html" in printed
@@ -152,7 +152,7 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, nu
     _, alive = psutil.wait_procs(members, GONE_S)
     assert not alive
     if number == signal.SIGTERM:
-        assert "interrupted; make sweep NAME=small continues with the unfinished members" in sweep.printed
+        assert "interrupted; gpipe sweep small continues with the unfinished members" in sweep.printed
     outcomes = [line.get("outcome") for line in sweep.attempts("twin-0") if "ended" in line]
     assert outcomes == ["interrupted"]
     again = start("small")

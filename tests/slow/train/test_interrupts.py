@@ -186,7 +186,7 @@ def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, un
     print(f"{moment}: exit code {code}, all gone after {seconds:.1f} s; {last}")
     if code == 0:
         return
-    resumed = re.search(r"make resume RUN=(\S+) continues from (?:the checkpoint of step (\d+)|its beginning)", last)
+    resumed = re.search(r"gpipe resume (\S+) continues from (?:the checkpoint of step (\d+)|its beginning)", last)
     if "the run is finished: " in last:
         return
     if resumed is None:
