@@ -1,7 +1,7 @@
 """The probe of a cluster's nodes: packages, and whether a folder or store is one place for all of them.
 
 ``make submit`` runs this file before anything is uploaded, with the cluster's own Python; so it imports nothing of this
-project. The doctor and the preparation of a run's nodes call its functions.
+project. The doctor and the start of a run on several nodes call its functions.
 
 first node, or head   writes a marker into the storage ------------> every node reads it, and writes one of its own
                       reads every node's marker  <------------------
@@ -95,23 +95,22 @@ def write_marker(storage: str, name: str) -> str:
     return ""
 
 
-def has_marker(storage: str, name: str, text: str) -> bool:
-    """Returns whether a marker can be read and has this text."""
-    try:
-        with _open(storage, name, "rb") as file:
-            return bool(file.read() == text.encode())
-    except OSError:
-        return False
-
-
-def unseen_markers(storage: str, names: list[str], timeout_s: float, text: str = "") -> list[str]:
-    """Returns the markers that cannot be read in time, or do not have this text, or else their own name."""
+def unseen_markers(storage: str, names: list[str], timeout_s: float) -> list[str]:
+    """Returns the markers that cannot be read in time, or do not have their own name as text."""
     until = time.monotonic() + timeout_s
     while True:
-        unseen = [name for name in names if not has_marker(storage, name, text or name)]
+        unseen = [name for name in names if not _has_marker(storage, name)]
         if not unseen or time.monotonic() >= until:
             return unseen
         time.sleep(0.2)
+
+
+def _has_marker(storage: str, name: str) -> bool:
+    try:
+        with _open(storage, name, "rb") as file:
+            return bool(file.read() == name.encode())
+    except OSError:
+        return False
 
 
 def remove_markers(storage: str, names: list[str]) -> None:

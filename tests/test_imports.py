@@ -23,7 +23,6 @@ ORDER = [
     "launch/inference",
     "launch/watching",
     "launch/backends",
-    "launch/storage_sync",
     "launch/supervision",
     "launch/worker",
     "launch/tracking",

@@ -12,14 +12,13 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1464,
-    "launch/backends": 1720,
+    "launch/backends": 1739,
     "launch/diagnostics": 1185,
     "launch/diff": 959,
     "launch/inference": 1200,
     "launch/jobs": 1435,
     "launch/planning": 518,
     "launch/runs": 530,
-    "launch/storage_sync": 328,
     "launch/supervision": 680,
     "launch/sweeps": 1042,
     "launch/tracking": 671,

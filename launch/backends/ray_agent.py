@@ -21,7 +21,6 @@ from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.backends.processes import run_worker_alone
 from launch.backends.ray_dispatcher import Report
 from launch.ray_nodes import own_node
-from launch.storage_sync.folder_delta import FolderDelta
 from launch.worker.attempt import Attempt
 
 PRELOAD = ["ray._private.workers.default_worker"]
@@ -31,7 +30,7 @@ SEND_S, SENDS_PER_S = 0.5, 1000
 """Least seconds between two looks of an agent for changes; how many times all agents together look in a second."""
 
 LAST_S = 10.0
-"""Seconds for the last changes to arrive."""
+"""Seconds for the last heartbeat to arrive."""
 
 
 def serve(config: dict[str, Any]) -> None:
@@ -43,50 +42,41 @@ def serve(config: dict[str, Any]) -> None:
     if rank == 0:  # the workers of all attempts meet in a store that this agent keeps, so that its port stays the same
         store = rendezvous_store(host)
         ray.get(dispatcher.set_store.remote(f"{host} {store.port}"))
-    files, sender, number = config["folders"].get(rank), None, 0
+    number = 0
     while (following := ray.get(dispatcher.next_attempt.remote(number))) is not None:
         attempt, address = following
         number = attempt.number
         with TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True) as folder:
-            sender = Sender(dispatcher, rank, attempt, Path(folder), files)
+            sender = Sender(dispatcher, rank, attempt, Path(folder))
             report = _run_worker(dispatcher, rank, attempt, address, sender)
             sender.send(last=True)
         ray.get(dispatcher.report.remote(rank, number, report))
-    if sender is not None:
-        sender.send(last=True)  # files of workers on this node that ended later
 
 
 class Sender:
-    """Sends a worker's heartbeats to the dispatcher, and what changes in the run's folder on this node."""
+    """Sends a worker's heartbeats to the dispatcher."""
 
-    def __init__(
-        self, dispatcher: Any, rank: int, attempt: Attempt, heartbeats: Path, files: FolderDelta | None
-    ) -> None:
-        """The worker of ``rank`` writes its heartbeat into the folder ``heartbeats``. ``files`` is the run's folder,
-        unless it is shared or another agent sends its changes."""
+    def __init__(self, dispatcher: Any, rank: int, attempt: Attempt, heartbeats: Path) -> None:
+        """The worker of ``rank`` writes its heartbeat into the folder ``heartbeats``."""
         self.heartbeats = heartbeats
-        self._dispatcher, self._rank, self._number, self._files = dispatcher, rank, attempt.number, files
+        self._dispatcher, self._rank, self._number = dispatcher, rank, attempt.number
         self._pause_s = max(SEND_S, attempt.workers / SENDS_PER_S)
         self._sent, self._due = b"", 0.0
-        self._sending: dict[str, Any] = {}
+        self._sending: Any = None
 
     def send(self, last: bool = False) -> None:
-        """Sends what has changed, after a pause and once the previous change of its kind has arrived: a heartbeat does
-        not wait for large files. The ``last`` changes are always sent, and waited for."""
+        """Sends a new heartbeat, after a pause and once the previous one has arrived. The ``last`` one is always sent,
+        and waited for."""
         if not last and time.monotonic() < self._due:
             return
         self._due = time.monotonic() + self._pause_s
         heartbeat = b"".join(path.read_bytes() for path in self.heartbeats.glob("*.json"))
-        if heartbeat not in (b"", self._sent) and (last or self._has_arrived("heartbeat")):
+        has_arrived = self._sending is None or bool(ray.wait([self._sending], timeout=0)[0])
+        if heartbeat not in (b"", self._sent) and (last or has_arrived):
             self._sent = heartbeat
-            self._sending["heartbeat"] = self._dispatcher.heartbeat.remote(self._rank, self._number, heartbeat)
-        if self._files is not None and (last or self._has_arrived("files")) and (deltas := self._files.take()):
-            self._sending["files"] = self._dispatcher.write.remote(deltas)
-        if last and self._sending:
-            ray.wait([*self._sending.values()], num_returns=len(self._sending), timeout=LAST_S)
-
-    def _has_arrived(self, kind: str) -> bool:
-        return kind not in self._sending or bool(ray.wait([self._sending[kind]], timeout=0)[0])
+            self._sending = self._dispatcher.heartbeat.remote(self._rank, self._number, heartbeat)
+        if last and self._sending is not None:
+            ray.wait([self._sending], timeout=LAST_S)
 
 
 def _run_worker(dispatcher: Any, rank: int, attempt: Attempt, address: str, sender: Sender) -> Report:

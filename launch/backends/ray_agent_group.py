@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -12,34 +12,22 @@ from experiments.base.experiment import Experiment
 from launch.backends.ray_connection import END_S, POLL_S, START_DEADLINE
 from launch.backends.ray_dispatcher import Dispatcher, Report
 from launch.ray_nodes import own_node, start_on
-from launch.storage_sync.folder_delta import FolderDelta
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt, threads_of
 from suite.errors import WorkerError
-from suite.log import Log
 
 
 class AgentGroup:
-    def __init__(
-        self,
-        attempt: Attempt,
-        experiment: Experiment,
-        nodes: Sequence[str],
-        folders: Mapping[str, FolderDelta],
-        log: Log,
-    ) -> None:
-        """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first. ``folders`` are the
-        run's on nodes that do not share it, by node id: the first agent there sends what changes."""
-        self.workers, self.send_files, self._log = len(nodes), bool(folders), log
-        self._write_failure = ""
+    def __init__(self, attempt: Attempt, experiment: Experiment, nodes: Sequence[str]) -> None:
+        """Starts the agents. ``nodes`` has the node id of each rank; ``attempt`` is the first."""
+        self.workers = len(nodes)
         self._watchdog: Watchdog | None = None
         """That of the current attempt."""
-        self._dispatcher = start_on(own_node(), Dispatcher, attempt.folder, max_concurrency=8 + 4 * self.workers)
+        self._dispatcher = start_on(own_node(), Dispatcher, max_concurrency=8 + 4 * self.workers)
         self._failure: Exception | None = None
         # an event, because Thread.is_alive is wrong after an interrupted join
         self._ended = threading.Event()
-        config = {"dispatcher": self._dispatcher, "folders": {nodes.index(node): of for node, of in folders.items()}}
-        trainer = _trainer(attempt, experiment, nodes, config)
+        trainer = _trainer(attempt, experiment, nodes, {"dispatcher": self._dispatcher})
         # in a thread, because in the main thread Ray Train handles an interrupt itself: it silently ends the process
         # with exit code 0
         threading.Thread(target=self._fit, args=[trainer], daemon=True).start()
@@ -70,12 +58,9 @@ class AgentGroup:
         assert self._watchdog is not None
         reports: dict[int, Report]
         self._watchdog.paused = True  # silence is no worker's while the dispatcher does not answer
-        reports, heartbeats, write_failure = ray.get(self._dispatcher.news.remote(), timeout=START_DEADLINE)
+        reports, heartbeats = ray.get(self._dispatcher.news.remote(), timeout=START_DEADLINE)
         self._watchdog.receive(heartbeats)
         self._watchdog.paused = False
-        if write_failure and not self._write_failure:  # such as a full disk; the run continues
-            self._log(f"files from other nodes cannot be written: {write_failure}")
-        self._write_failure = write_failure
         return reports
 
     def stop(self) -> bool:
@@ -85,7 +70,7 @@ class AgentGroup:
         return any(len(self.reports()) == self.workers for _ in range(polls))
 
     def end(self) -> None:
-        """Ends the agents once they have sent the last files, and waits for Ray Train."""
+        """Ends the agents, and waits for Ray Train."""
         if self.alive:
             self._dispatcher.stop.remote(last=True)
         self.wait()

@@ -2,16 +2,13 @@
 
 driver --begin, stop--> dispatcher --next_attempt, over--> agents, one per device, which start the workers
 driver <-----news------ dispatcher <--heartbeat, report--- agents
-run's folder <--------- dispatcher <--------write--------- agents of nodes that do not share it
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
-from launch.storage_sync.folder_delta import FileDelta, apply_from_node
 from launch.worker.attempt import Attempt
 from suite.errors import SuiteError
 
@@ -22,10 +19,7 @@ Report = SuiteError | None
 class Dispatcher:
     """A Ray actor on the driver's node. ``next_attempt`` and ``over`` wait until they have an answer."""
 
-    def __init__(self, folder: Path) -> None:
-        """``folder`` is the run's."""
-        self._folder = folder
-        self._write_failure = ""
+    def __init__(self) -> None:
         self._attempt: Attempt | None = None
         """The current attempt; None before the first."""
         self._store = ""
@@ -47,11 +41,11 @@ class Dispatcher:
             self._stopped = None if last else True
             self._changed.notify_all()
 
-    async def news(self) -> tuple[dict[int, Report], dict[int, bytes], str]:
+    async def news(self) -> tuple[dict[int, Report], dict[int, bytes]]:
         """Returns of the current attempt's workers, by rank, the reports of those that have ended, and the heartbeats
-        that have come since the last call; and why files could not be written, if so."""
+        that have come since the last call."""
         heartbeats, self._heartbeats = self._heartbeats, {}
-        return self._reports, heartbeats, self._write_failure
+        return self._reports, heartbeats
 
     async def set_store(self, address: str) -> None:
         """Sets the address of the rendezvous store. The first attempt waits for it."""
@@ -71,10 +65,6 @@ class Dispatcher:
     async def heartbeat(self, rank: int, number: int, heartbeat: bytes) -> None:
         if number == self._number:
             self._heartbeats[rank] = heartbeat
-
-    async def write(self, deltas: Sequence[FileDelta]) -> None:
-        """Writes changes on another node to the run's folder."""
-        self._write_failure = apply_from_node(self._folder, deltas) or self._write_failure
 
     async def report(self, rank: int, number: int, report: Report) -> None:
         if number == self._number:

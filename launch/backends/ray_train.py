@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from experiments.base.experiment import Experiment
 from launch.backends.ray_agent_group import AgentGroup
 from launch.backends.ray_connection import POLL_S, Connection, answering, wait_for_devices
+from launch.backends.shared_folder import check_shared
+from launch.node_probe import folder_of
 from launch.runs.checkpoints import checkpoint_location
-from launch.storage_sync.folder_delta import MARKER
-from launch.storage_sync.unshared_nodes import prepare_nodes
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from suite.errors import (
@@ -43,13 +44,13 @@ class RayTrainLauncher:
         self, connection: Connection, attempt: Attempt, planned: Placement | None, log: Callable[[str], None]
     ) -> None:
         """``log`` receives what the run waits for, and the placement if it differs from ``planned``."""
-        self._connection, self._log, self._folder = connection, log, attempt.folder
+        self._connection, self._log = connection, log
         self._kind = "GPU" if attempt.use_gpu else "CPU"
         self._device_timeout_s = 0.0
         """Seconds to wait for busy devices."""
         self._agents: AgentGroup | None = None
-        self._unshared_nodes: set[str] = set()
-        """Ids of nodes that do not share the run's folder. Remembered, because the check waits for file systems."""
+        self._checked = set[str]()
+        """Ids of nodes that see the run's folder."""
         self._node_ids = planned.ids if planned is not None else []
         """Node id of each rank."""
 
@@ -60,12 +61,7 @@ class RayTrainLauncher:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        try:
-            if self._agents is not None and self._agents.send_files:  # the run ends early: its last lines say why
-                self._agents.end()
-        finally:
-            self._close()
-            (self._folder / MARKER).unlink(missing_ok=True)
+        self._close()
 
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt. Raises the first SuiteError of a worker, WorkerDiedError if a worker died, PlacementError
@@ -106,16 +102,18 @@ class RayTrainLauncher:
             return self._agents
         self._release()
         placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas)
-        checkpoints = checkpoint_location(attempt.run, experiment)
-        folders = prepare_nodes(attempt, placement.nodes, checkpoints, self._unshared_nodes, self._log)
-        self._agents = AgentGroup(attempt, experiment, placement.ids, folders, self._log)
+        new = [node for node in placement.nodes if node.id not in self._checked]
+        checkpoints = folder_of(checkpoint_location(attempt.run, experiment))
+        check_shared(new, [attempt.folder, *([Path(checkpoints)] if checkpoints else [])], attempt.data)
+        self._checked.update(placement.ids)
+        self._agents = AgentGroup(attempt, experiment, placement.ids)
         return self._agents
 
     def _can_reuse_agents(self, workers: int) -> bool:
         return self._agents is not None and self._agents.alive and self._agents.workers == workers
 
     def _release(self) -> None:
-        """Ends the agents, once they have sent the last files."""
+        """Ends the agents."""
         if self._agents is not None:
             self._agents.end()
         self._agents = None

@@ -1,4 +1,4 @@
-"""How heartbeats and files come from the agents to the driver, with plain calls in place of Ray's."""
+"""How heartbeats come from the agents to the driver, with plain calls in place of Ray's."""
 
 import asyncio
 import threading
@@ -9,11 +9,10 @@ import pytest
 import ray
 
 from experiments.registry import find
-from launch.backends import ray_agent, ray_agent_group
+from launch.backends import ray_agent_group
 from launch.backends.ray_agent import Sender
 from launch.backends.ray_agent_group import AgentGroup
 from launch.backends.ray_dispatcher import Dispatcher
-from launch.storage_sync.folder_delta import FolderDelta
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats
@@ -27,8 +26,8 @@ from suite.pipeline.schedule.config import ScheduleConfig
 class Calls:
     """A handle of a dispatcher: a call is answered at once, and counted."""
 
-    def __init__(self, folder):
-        self.actor, self.count = Dispatcher(folder), 0
+    def __init__(self):
+        self.actor, self.count = Dispatcher(), 0
 
     def __getattr__(self, method):
         return SimpleNamespace(remote=partial(self.call, method))
@@ -39,8 +38,8 @@ class Calls:
 
 
 @pytest.fixture
-def calls(monkeypatch, tmp_path):
-    made = Calls(tmp_path)
+def calls(monkeypatch):
+    made = Calls()
     monkeypatch.setattr(ray, "get", lambda answer, timeout=None: answer)
     monkeypatch.setattr(ray, "wait", lambda answers, num_returns=1, timeout=None: (answers, []))
     monkeypatch.setattr(ray_agent_group, "start_on", lambda *_, **__: made)
@@ -65,11 +64,11 @@ def attempt(folder, number):
 def sender(calls, folder, rank, number):
     own = folder / f"node-{rank}-{number}"
     own.mkdir()
-    return Sender(calls, rank, attempt(folder, number), own, None)
+    return Sender(calls, rank, attempt(folder, number), own)
 
 
 def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlier_attempt(calls, experiment, tmp_path):
-    agents = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print)
+    agents = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"])
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         late, status = sender(calls, tmp_path, 1, 1), WorkerStatus()
@@ -95,7 +94,7 @@ def test_heartbeats_reach_the_watchdog_and_the_runs_folder_and_none_of_an_earlie
 
 
 def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment, tmp_path):
-    agents, status = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), WorkerStatus()
+    agents, status = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"]), WorkerStatus()
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
         sending = sender(calls, tmp_path, 0, 1)
@@ -114,7 +113,7 @@ def test_the_last_action_of_a_killed_worker_is_sent_at_its_end(calls, experiment
 
 
 def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experiment, tmp_path, monkeypatch):
-    agents, paused = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, print), []
+    agents, paused = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"]), []
     with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
         agents.begin(attempt(tmp_path, 1), watchdog)
 
@@ -125,63 +124,3 @@ def test_no_worker_is_blamed_while_the_dispatcher_does_not_answer(calls, experim
         monkeypatch.setattr(ray, "get", answer)
         agents.reports()
         assert (paused, watchdog.paused) == ([True], False)
-
-
-def test_changes_on_another_node_reach_the_runs_folder(calls, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_agent, "SEND_S", 60.0)
-    there, run = tmp_path / "there", tmp_path
-    there.mkdir()
-    (run / "experiment.draft").touch()
-    sending = Sender(calls, 0, attempt(tmp_path, 1), tmp_path / "heartbeats", FolderDelta(there))
-    (there / "metrics.jsonl").write_text("1\n")
-    sending.send()
-    with (there / "metrics.jsonl").open("a") as file:
-        file.write("2\n")
-    sending.send()  # too early
-    assert (run / "metrics.jsonl").read_text() == "1\n"
-    assert (run / "experiment.draft").exists()
-    (there / "experiment.toml").write_text("new")  # the worker has renamed its draft
-    sending.send(last=True)
-    assert (run / "metrics.jsonl").read_text() == "1\n2\n"
-    assert not (run / "experiment.draft").exists()
-
-
-def test_a_heartbeat_does_not_wait_for_a_large_file(tmp_path, monkeypatch):
-    sent = []
-
-    def call(kind):
-        return SimpleNamespace(remote=lambda *arguments: sent.append(kind) or kind)
-
-    monkeypatch.setattr(ray, "wait", lambda calls, num_returns=1, timeout=None: ([c for c in calls if c != "file"], []))
-    monkeypatch.setattr(ray_agent, "SEND_S", 0.0)
-    dispatcher = SimpleNamespace(heartbeat=call("heartbeat"), write=call("file"))
-    there, heartbeats = tmp_path / "there", tmp_path / "heartbeats"
-    there.mkdir()
-    heartbeats.mkdir()
-    sending = Sender(dispatcher, 0, attempt(tmp_path, 1), heartbeats, FolderDelta(there))
-    sending._pause_s = 0.0
-    for line in ("1\n", "2\n", "3\n"):
-        (there / "metrics.jsonl").write_text(line)
-        (heartbeats / "0-0.json").write_text(line)
-        sending.send()
-    assert sent == ["heartbeat", "file", "heartbeat", "heartbeat"]
-
-
-def test_files_that_cannot_be_written_are_reported_once_and_the_run_continues(calls, experiment, tmp_path):
-    said, there = [], tmp_path / "there"
-    there.mkdir()
-    (tmp_path / "spikes.jsonl").mkdir()  # in the way
-    agents = AgentGroup(attempt(tmp_path, 1), experiment, ["a", "b"], {}, said.append)
-    sending = Sender(calls, 0, attempt(tmp_path, 1), tmp_path / "heartbeats", FolderDelta(there))
-    with Watchdog(attempt(tmp_path, 1), experiment, PLAN) as watchdog:
-        agents.begin(attempt(tmp_path, 1), watchdog)
-        for line in ("one\n", "two\n"):
-            for name in ("metrics.jsonl", "spikes.jsonl", "system.jsonl"):
-                with (there / name).open("a") as file:
-                    file.write(line)
-            sending.send(last=True)
-            agents.reports()
-    assert len(said) == 1
-    assert said[0].startswith("files from other nodes cannot be written: ")
-    assert "spikes.jsonl" in said[0]
-    assert [(tmp_path / name).read_text() for name in ("metrics.jsonl", "system.jsonl")] == ["one\ntwo\n"] * 2

@@ -1,26 +1,20 @@
 """Which parts of an attempt on a cluster the next one reuses, and why it failed; without a cluster."""
 
-import os
-import time
 from types import SimpleNamespace
 
 import pytest
-import ray
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 from ray.train.v2.api.exceptions import ControllerError
 
-from launch import ray_nodes
 from launch.backends import ray_train
 from launch.backends.ray_train import RayTrainLauncher, root_cause
-from launch.storage_sync import data_transfer
-from launch.storage_sync.folder_delta import MARKER
 from suite.errors import BusyError, PeerLostError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, place
 
 
 class FakeAgents:
     def __init__(self, *_):
-        self.alive, self.workers, self.send_files, self.ended = True, 2, False, False
+        self.alive, self.workers, self.ended = True, 2, False
 
     def end(self):
         self.ended = True
@@ -32,7 +26,7 @@ class FakeAgents:
 @pytest.fixture
 def session(monkeypatch, tmp_path):
     """A session on two devices of one node, without a Ray."""
-    monkeypatch.setattr(ray_train, "prepare_nodes", lambda *_: {})
+    monkeypatch.setattr(ray_train, "check_shared", lambda *_: None)
     monkeypatch.setattr(ray_train, "AgentGroup", FakeAgents)
     monkeypatch.setattr(ray_train, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes = [Node("1", "a", 2, 2)]
@@ -100,43 +94,6 @@ def raise_or_return(answer):
     if isinstance(answer, Exception):
         raise answer
     return answer
-
-
-@pytest.mark.parametrize("send_files", [False, True])
-def test_a_session_that_ends_early_waits_for_the_last_files_if_there_are_any(session, tmp_path, send_files):
-    (tmp_path / MARKER).touch()
-    agents = session.begin()
-    agents.send_files = send_files
-    session.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
-    assert agents.ended == send_files
-    assert not (tmp_path / MARKER).exists()
-
-
-def test_a_node_that_does_not_answer_is_named_and_its_task_cancelled(tmp_path, monkeypatch):
-    cancelled = []
-    monkeypatch.setattr(ray, "wait", lambda calls, num_returns, timeout: ([], calls))
-    monkeypatch.setattr(ray, "cancel", cancelled.append)
-    monkeypatch.setattr(data_transfer, "own_node", str)
-    monkeypatch.setattr(data_transfer, "start_on", lambda *_, **__: "reader")
-    monkeypatch.setattr(ray_nodes, "start_on", lambda node, *_, **__: f"call on {node}")
-    monkeypatch.setattr(data_transfer, "START_S", 7.0)
-    with pytest.raises(WorkerError, match=r"node a could not receive .*: it is not complete after 7 s,"):
-        data_transfer.send_folder(tmp_path, [Node("1", "a", 1, 1)])
-    assert cancelled == ["call on 1"]
-
-
-def test_a_receiver_removes_drafts_of_its_folder_that_a_killed_driver_left(tmp_path):
-    folder = tmp_path / "text-1[a]"
-    for name in ("text-1[a].draft-old", "text-1[a].draft-new", "text-1a.draft-old"):
-        (tmp_path / name / "train").mkdir(parents=True)
-        (tmp_path / name / "train" / "x").write_text("x")
-    now = time.time()
-    for name in ("text-1[a].draft-old", "text-1a.draft-old"):
-        for path in (tmp_path / name, *(tmp_path / name).rglob("*")):
-            os.utime(path, (now - 90000, now - 90000))
-    folder.mkdir()
-    data_transfer.receive_folder(folder, {}, None)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [folder.name, "text-1[a].draft-new", "text-1a.draft-old"]
 
 
 class WorkerGroupError(Exception):
