@@ -1,4 +1,4 @@
-"""Ray backends: find a cluster's devices, measure layer costs on them, and start workers with Ray Train."""
+"""Ray backends: find a cluster's devices, measure layer costs on them, and start workers by StageActors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments.base.hints import command
 from launch.backends.backend import Backend, Result
 from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
-from launch.backends.ray_train import RayTrainLauncher
+from launch.backends.ray_launcher import RayLauncher
 from launch.backends.shared_folder import check_shared
 from launch.ray_nodes import run_on_all
 from launch.runs.store import CACHE
@@ -37,7 +37,7 @@ class RayBackend(Backend):
     """This machine; its workers are started by a local Ray that belongs to the run."""
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        return RayTrainLauncher(Connection(attempt.workers), attempt, planned, run_logger(attempt.run.messages))
+        return RayLauncher(Connection(attempt.workers), attempt, planned, run_logger(attempt.run.messages))
 
 
 class RayClusterBackend(Backend):
@@ -78,7 +78,7 @@ class RayClusterBackend(Backend):
         )
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
+        return RayLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
 
     def close(self) -> None:
         self._connection.close()

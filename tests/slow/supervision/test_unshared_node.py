@@ -75,15 +75,17 @@ def drive(tmp_path):
         one.end()
 
 
-@pytest.mark.parametrize("place", ["the run's folder", "a folder"])
-def test_it_is_named_with_the_folder_and_no_worker_starts(apart, drive, tmp_path, place):
-    """With checkpoints elsewhere too: the node would write its log and its metrics into a folder of its own."""
-    settings = "" if place == "the run's folder" else f"train.checkpoint_dir=file://{tmp_path}/checkpoints"
-    driver = drive(apart, settings)
-    driver.wait(300, code=2)
+@pytest.mark.parametrize("unseen", ["the prepared data", "the run's folder"])
+def test_it_is_named_with_the_folder_and_no_worker_starts(apart, drive, tmp_path, monkeypatch, unseen):
+    """With checkpoints elsewhere too: the node would write its log into a folder of its own."""
+    if unseen == "the run's folder":
+        monkeypatch.setenv("GPIPE_CACHE", str(tmp_path / "cache"))
+    driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
+    driver.wait(600, code=2)
     printed = driver.printed.replace("\n", " ")
-    assert f"does not see the folder {driver.run}" in printed
+    place = tmp_path / "work" / (".cache" if unseen == "the prepared data" else "runs")
+    assert f"does not see the folder {place}/" in printed
     assert "mount it there at the same path" in printed
     assert "Traceback" not in printed
-    assert not list(driver.run.glob("logs/*"))
-    assert not list(driver.run.glob(".gpipe-*"))
+    assert not list((tmp_path / "work").glob("runs/*/*/logs/*"))
+    assert not list((tmp_path / "work").glob("runs/*/*/.gpipe-*"))
