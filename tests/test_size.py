@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1464,
-    "launch/backends": 1620,
+    "launch": 1483,
+    "launch/backends": 1618,
     "launch/diagnostics": 1185,
     "launch/diff": 959,
     "launch/inference": 1200,
@@ -22,7 +22,7 @@ BUDGETS = {
     "launch/supervision": 680,
     "launch/sweeps": 1042,
     "launch/tracking": 671,
-    "launch/train": 655,
+    "launch/train": 744,
     "launch/watching": 1275,
     "launch/worker": 1859,
     "experiments": 119,

@@ -21,7 +21,7 @@ MARKED = ROOT / "tests"
 
 CLUSTERS = (
     "deploy", "diagnostics", "jobs", "sweeps", "test_driver", "test_hosts", "test_nodes",
-    "test_unshared_node",
+    "test_ray_train", "test_unshared_node",
 )  # fmt: skip
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
