@@ -51,13 +51,12 @@ class StageActors:
         """Starts the actors that are not there, and an attempt on all. Its number must be greater than the previous
         one's. Raises WorkerDiedError for an actor that dies while it starts, WorkerError if some take too long."""
         until = time.monotonic() + START_DEADLINE
-        missing = [rank for rank in range(self.workers) if rank not in self._actors]
-        for rank in missing:
+        for rank in {*range(self.workers)} - self._actors.keys():
             where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
             actor = ray.remote(concurrency_groups={"stop": 1})(StageActor)  # type: ignore[call-overload]
             options: dict[str, Any] = {f"num_{kind.lower()}s": int(kind == self._kind) for kind in ("GPU", "CPU")}
             self._actors[rank] = actor.options(scheduling_strategy=where, **options).remote(rank, self._threads)
-        devices = {rank: self._actors[rank].device.remote() for rank in missing}
+        devices = {rank: actor.device.remote() for rank, actor in self._actors.items() if rank not in self._devices}
         for rank, device in devices.items():
             self._devices[rank] = self._answer(rank, device, until)
         store = self._answer(0, self._actors[0].open_store.remote(), until)
@@ -98,7 +97,7 @@ class StageActors:
 
     def end(self) -> None:
         """Ends the actors, and gives the devices back."""
-        with suppress(RayError):  # with the head, they are lost anyway
+        with suppress(Exception):  # of many types, where the head is lost; then the actors are too
             remove_placement_group(self._group)
 
     def _next(self, rank: int, stream: Any) -> bytes | Ended:
@@ -118,8 +117,10 @@ class StageActors:
             raise self._death(rank, error) from None
 
     def _death(self, rank: int, error: RayError) -> WorkerDiedError:
-        """Forgets a dead actor, and returns why it died."""
-        self._actors.pop(rank, None)
+        """Forgets an actor, and returns why it died. One that only does not answer is killed: it holds the device."""
+        self._devices.pop(rank, None)
+        if (actor := self._actors.pop(rank, None)) is not None:
+            ray.kill(actor)
         if not isinstance(error, RayActorError):
             return WorkerDiedError(rank, typed_line(getattr(error, "cause", error)))
         if error.preempted:

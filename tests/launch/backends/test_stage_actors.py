@@ -41,6 +41,8 @@ def actors(monkeypatch):
     log, made = [], {}
 
     def get(answer, timeout=None):
+        if timeout is not None and isinstance(answer, tuple) and int(answer[1][0]) in group.dies:
+            raise ActorDiedError
         if isinstance(answer, ray.exceptions.RayError):
             raise answer
         return answer
@@ -52,11 +54,12 @@ def actors(monkeypatch):
     remote = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
     monkeypatch.setattr(ray, "remote", lambda **_: lambda actor: remote)
     monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", lambda actor: log.append(f"kill {actor.rank}"))
     monkeypatch.setattr(ray, "wait", lambda waits, **_: ([actor for actor in waits if actor.sends], []))
     monkeypatch.setattr(stage_actors, "placement_group", lambda *given, **_: given)
     monkeypatch.setattr(stage_actors, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     group = StageActors(["a", "a", "b"], "GPU", 1)
-    group.made, group.log = made, log
+    group.made, group.log, group.dies = made, log, set()
     return group
 
 
@@ -96,6 +99,7 @@ def test_a_dead_actor_is_the_end_of_its_stage_and_starts_again_in_the_next_attem
     actors.begin(attempt(1))
     actors.made[1].sends = [error]
     _, ended = actors.receive()
+    assert actors.log[-1] == "kill 1"
     assert (type(ended[1]), ended[1].rank, ended[1].kind) == (WorkerDiedError, 1, kind)
     with pytest.raises(WorkerDiedError, match=f"worker 1 gave no result: {how}"):
         raise ended[1]
@@ -110,12 +114,17 @@ def test_a_dead_actor_is_the_end_of_its_stage_and_starts_again_in_the_next_attem
     assert actors.usable
 
 
-def test_an_actor_that_is_killed_while_it_starts_is_named(actors, monkeypatch):
-    monkeypatch.setattr(ray, "get", lambda answer, timeout=None: (_ for _ in ()).throw(ActorDiedError()))
-    with pytest.raises(WorkerDiedError, match="worker 0 gave no result: its Ray actor ended"):
+@pytest.mark.parametrize("rank", range(3))
+def test_an_actor_that_is_killed_while_it_starts_is_named_and_started_again(actors, rank):
+    actors.dies = {rank}
+    with pytest.raises(WorkerDiedError, match=f"worker {rank} gave no result: its Ray actor ended"):
         actors.begin(attempt(1))
     assert actors.stop()
     assert actors.usable
+    actors.dies.clear()
+    actors.begin(attempt(2))
+    assert [line for line in actors.log if "start" in line] == ["start 0", "start 1", "start 2", f"start {rank}"]
+    assert [actors.made[rank].given[2] for rank in range(3)] == [["0", "1"], ["0", "1"], ["2"]]
 
 
 def test_actors_that_do_not_start_or_stop_in_time_are_not_used_again(actors, monkeypatch):
