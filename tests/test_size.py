@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1483,
-    "launch/backends": 1620,
+    "launch/backends": 1619,
     "launch/diagnostics": 1185,
     "launch/diff": 959,
     "launch/inference": 1200,
@@ -24,7 +24,7 @@ BUDGETS = {
     "launch/tracking": 671,
     "launch/train": 744,
     "launch/watching": 1275,
-    "launch/worker": 1859,
+    "launch/worker": 1853,
     "experiments": 119,
     "experiments/base": 1193,
     "experiments/custom": 1964,
