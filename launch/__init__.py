@@ -1,7 +1,9 @@
-"""Starts runs: the command line, and ``run`` for your own file or a test (docs/own-model.md)."""
+"""Starts runs: the command line; ``run`` for your own file or a test (docs/own-model.md); ``train_loop`` for Ray
+Train."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +65,24 @@ def run(
 
 
 _is_running = False
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    """Trains in the processes of a ``ray.train.torch.TorchTrainer``, one for each of the K x R workers. The argument
+    ``train_loop_config`` has the ``name`` of an experiment, or path.py:function with an absolute path, and if wanted
+    ``settings`` ("train.steps=50") and ``scale``.
+
+    The run's folder is in ``RunConfig(storage_path, name)``, which all nodes share. When Ray Train starts the processes
+    again after a failure, they resume that run. At its end all report to Ray Train, rank 0 the numbers of its
+    ``record.json``, its folder and its newest checkpoint. Raises a SuiteError for any error that the user can fix.
+    """
+    import ray.train
+
+    os.environ["GPIPE_STORAGE"] = ray.train.get_context().get_storage().experiment_fs_path  # before the next import
+
+    from launch.train.ray_train import train_loop
+
+    train_loop(config)
 
 
 def _source_of(function: Any) -> str:

@@ -22,7 +22,6 @@ ORDER = [
     "launch/inference",
     "launch/watching",
     "launch/backends",
-    "launch/storage_sync",
     "launch/supervision",
     "launch/worker",
     "launch/tracking",

@@ -1,10 +1,11 @@
-"""LAUNCHER=env: torchrun or srun has started this command once for each worker, with RANK and WORLD_SIZE.
+"""The ranks that somebody else has started, one for each worker: LAUNCHER=env by torchrun or srun, with RANK and
+WORLD_SIZE; ``launch.train_loop`` by a TorchTrainer of Ray Train.
 
     rank 0      plans, supervises, prints, runs worker 0     --- <n>: the n-th attempt, <n>/over -->
     rank r      waits for attempts, runs worker r of each    <-- <n>/<r>: its heartbeat, and how it ended
 
-They meet in the torch.distributed store at MASTER_ADDR and MASTER_PORT, and send JSON. A worker is a child process: its
-end is reported and restarted as with any other launcher. A rank that is lost ends the run.
+They meet in a torch.distributed store, with LAUNCHER=env that of MASTER_ADDR and MASTER_PORT, and send JSON. A worker
+is a child process: its end is reported and restarted as with any other launcher. A rank that is lost ends the run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
@@ -64,6 +65,10 @@ class Ranks:
     world: int
     local_rank: int
     store: Any
+    address: str
+    """Of the store, "host port"."""
+    preload: Sequence[str] = ()
+    """What the forkserver of a worker imports besides its own."""
 
     @staticmethod
     def join() -> Ranks:
@@ -80,11 +85,12 @@ class Ranks:
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise PlacementError(f"the {os.environ['WORLD_SIZE']} processes did not meet at {where}: {error}") from None
-        return Ranks(rank, world, int(os.environ["LOCAL_RANK"]), store)
+        address = f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}"
+        return Ranks(rank, world, int(os.environ["LOCAL_RANK"]), store, address)
 
     def run_worker(self, number: int, attempt: Attempt, should_stop: Callable[[], bool]) -> SuiteError | None:
         """Runs this rank's worker of an attempt; returns how it failed."""
-        host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        host, port = self.address.split()
         kind, _, _, _, store_at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(kind, socket.SOCK_DGRAM) as route:
             route.connect(store_at)  # sends nothing
@@ -95,7 +101,7 @@ class Ranks:
         # srun may show each process its own GPU alone
         device = None if not attempt.use_gpu else 0 if torch.cuda.device_count() == 1 else self.local_rank
         node = socket.gethostname()
-        return run_worker_alone(self.rank, f"{host} {port}", prefix, attempt, device, node, should_stop)
+        return run_worker_alone(self.rank, self.address, prefix, attempt, device, node, should_stop, self.preload)
 
     def serve(self) -> int:
         """Runs the worker of this rank in each attempt of rank 0; returns the command's exit code."""
@@ -142,10 +148,15 @@ def run_command(launcher: str, command: Callable[[], object]) -> None:
     if launcher != "env":
         command()
         return
-    ranks, code = Ranks.join(), 1
+    ranks = Ranks.join()
     if ranks.rank:
         raise SystemExit(ranks.serve())
-    EnvBackend.ranks, EnvBackend.workers = ranks, ranks.world
+    lead(ranks, command)
+
+
+def lead(ranks: Ranks, command: Callable[[], object]) -> None:
+    """Runs a command on rank 0, while all other ranks ``serve``; ends them with its exit code."""
+    EnvBackend.ranks, EnvBackend.workers, code = ranks, ranks.world, 1
     try:
         command()
         code = 0

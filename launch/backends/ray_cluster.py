@@ -1,4 +1,4 @@
-"""Ray backends: find a cluster's devices, measure layer costs on them, and start workers with Ray Train."""
+"""Ray backends: find a cluster's devices, measure layer costs on them, and start workers by StageActors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from experiments.base.hints import command
 from launch.backends.backend import Backend, Result
 from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
-from launch.backends.ray_train import RayTrainLauncher
+from launch.backends.ray_launcher import RayLauncher
+from launch.backends.shared_folder import check_shared
 from launch.ray_nodes import run_on_all
 from launch.runs.store import CACHE
-from launch.storage_sync.data_transfer import send_folder
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.devices import cores, cpu_model, gpus
@@ -37,7 +37,7 @@ class RayBackend(Backend):
     """This machine; its workers are started by a local Ray that belongs to the run."""
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        return RayTrainLauncher(Connection(attempt.workers), attempt, planned, run_logger(attempt.run.messages))
+        return RayLauncher(Connection(attempt.workers), attempt, planned, run_logger(attempt.run.messages))
 
 
 class RayClusterBackend(Backend):
@@ -78,7 +78,7 @@ class RayClusterBackend(Backend):
         )
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
-        return RayTrainLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
+        return RayLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
 
     def close(self) -> None:
         self._connection.close()
@@ -99,7 +99,7 @@ class RayClusterBackend(Backend):
 
         node = wait_for_devices(find, MEASURING_S, log, "; try again when devices are free")
         if data is not None:
-            send_folder(data, [node])
+            check_shared([node], [], data)
         needed: dict[str, Any] = {f"num_{cluster.kind}s": devices}
         late = f"no result in {MEASURING_S:g} s: it hangs, or its devices have just become busy"
         found = run_on_all([node], _call, task, limit_s=MEASURING_S, fault=_no_answer, late=late, **needed)

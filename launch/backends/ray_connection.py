@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import ray
-from ray._private.state import actors, available_resources_per_node
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 
 from launch.backends.ray_init import init, join, shutdown
@@ -28,10 +27,7 @@ POLL_S = 0.25
 """Seconds between two looks at what a run waits for."""
 
 START_DEADLINE = 180
-"""Seconds for all agents to be placed and started."""
-
-END_S = 15.0
-"""Seconds for Ray to notice that a worker was ended."""
+"""Seconds for all actors to start."""
 
 
 def address() -> str | None:
@@ -99,15 +95,6 @@ class Connection:
         ids = set(nodes)
         known = [node for node in alive_nodes() if node["NodeID"] in ids]
         return ids - {node["NodeID"] for node, answers in zip(known, _answers(known), strict=True) if answers}
-
-    def end_controller(self) -> None:
-        """Kills this driver's Ray Train controller, which runs on the driver's machine. Threads that wait for it
-        return."""
-        job = ray.get_runtime_context().get_job_id()
-        for actor in actors(actor_state_name="ALIVE").values():
-            if actor["JobID"] == job and actor["ActorClassName"] == "TrainController":
-                with suppress(ProcessLookupError):
-                    os.kill(actor["Pid"], signal.SIGKILL)
 
 
 def _answers(nodes: Sequence[dict[str, Any]]) -> list[bool]:

@@ -1,7 +1,7 @@
 """Heartbeats: each worker writes its status to a small file on its own machine.
 
 worker   0-2.json (replica 0, stage 2) ---+--> watchdog, in the driver --> runs/<name>/<id>/heartbeats.json --> watch
-agent    sends it where Ray starts workers +
+actor    sends it where Ray starts workers +
 
 The file is rewritten every second and at every action, in some 20 microseconds, so the last action of a killed process
 is known. It lies in a temporary folder, not in the run's: a thousand small files on a network file system take seconds

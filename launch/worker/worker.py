@@ -6,6 +6,7 @@ import socket
 import time
 import traceback
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -80,7 +81,8 @@ def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: i
             profiled = experiment.train.profile_steps is not None
             dumps = leave_gpu_dumps(run.gpu, coord, attempt.number, status, with_stacks=profiled)
             with dumps if attempt.use_gpu else nullcontext():
-                _train_stage(experiment, plan, attempt, coord, status)
+                device = torch.device("cuda", torch.cuda.current_device()) if attempt.use_gpu else torch.device("cpu")
+                _Stage(experiment, plan, attempt, coord, status, device).train()
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk
                 traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
@@ -118,166 +120,158 @@ def _as_reported_error(
     return ProgramError(message, error_type, where)
 
 
-def _train_stage(
-    experiment: Experiment, plan: RunPlan, attempt: Attempt, coord: RankCoord, status: WorkerStatus
-) -> None:
-    """Builds this worker from its run's experiment, plan and attempt, and trains to the end."""
-    run, settings, log = attempt.run, experiment.train, run_logger(attempt.run.messages)
-    with status.waiting_for("the other workers' start", plan.timeout_s):
-        # the stage, its links and its weights
-        device = torch.device("cuda", torch.cuda.current_device()) if attempt.use_gpu else torch.device("cpu")
-        layers, loss = experiment.build()
-        set_logits_bytes(layers, plan.logits_bytes)
-        model = PartitionedModel(layers, loss, cell_ranges(plan.cells, len(layers)), plan.schedule_config)
-        executor, groups = make_executor(coord, model, device, experiment.optimizer.precision, settings.seed, status)
-        loaded, vocabulary = load_weights(experiment, attempt, executor, groups, log)
-        start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
-        # the optimizer
-        sync_stats, factors = getattr(settings, "sync_batchnorm_stats", True), experiment.update_factors
-        optimizer = make_stage_optimizer(executor, groups, model, experiment.optimizer, sync_stats, factors)
-        if loaded is not None:
-            checkpoint.load_optimizer(loaded, optimizer)
-        # the data
-        source = experiment.data_source(attempt.data, coord)
-        if warning := source.check(notes or vocabulary):
-            log(warning)
-        utilization = _utilization(experiment, plan, attempt, coord, device)
-        begin_attempt(attempt, experiment, coord, start, log)
-        status.first_step = start
-        batches = make_batches(experiment, attempt.data, source, executor, start)
-        validation = None if attempt.is_brief else _validation(experiment, executor, source, loaded)
-        # the trackers
-        system_metrics = SystemMetrics(run.system, coord, attempt.number, status, device)
-        trackers, wandb_run = _trackers(experiment, plan, run, coord, start, notes, system_metrics, log)
-        schedule_key = str((experiment.pipeline, plan.cells, plan.schedule_config))
-        trace = TraceWriter(run.traces, coord, device, start, experiment.trace, schedule_key)  # compares clocks
-        every, layers_file = settings.layer_stats_every, run.layers if coord.is_metrics_rank else None
-        stats = LayerStats(executor, every, start, layers_file) if every is not None else None
-        stored = {"name": experiment.name, "seed": settings.seed, "wandb_run": wandb_run} | source.notes()
-        saver = _saver(experiment, attempt, optimizer, validation, stored, start, log)
-        # the loop
-        setup = TrainingSetup(
-            executor,
+@dataclass(frozen=True)
+class _Stage:
+    """What this worker is built from, and the parts that it trains with."""
+
+    experiment: Experiment
+    plan: RunPlan
+    attempt: Attempt
+    coord: RankCoord
+    status: WorkerStatus
+    device: torch.device
+
+    @property
+    def run(self) -> RunFolder:
+        return self.attempt.run
+
+    @property
+    def log(self) -> Log:
+        return run_logger(self.run.messages)
+
+    def train(self) -> None:
+        """Builds this worker, and trains to the end."""
+        experiment, attempt, coord, settings = self.experiment, self.attempt, self.coord, self.experiment.train
+        with self.status.waiting_for("the other workers' start", self.plan.timeout_s):
+            # the stage, its links and its weights
+            layers, loss = experiment.build()
+            set_logits_bytes(layers, self.plan.logits_bytes)
+            cells = cell_ranges(self.plan.cells, len(layers))
+            model = PartitionedModel(layers, loss, cells, self.plan.schedule_config)
+            precision = experiment.optimizer.precision
+            executor, groups = make_executor(coord, model, self.device, precision, settings.seed, self.status)
+            loaded, vocabulary = load_weights(experiment, attempt, executor, groups, self.log)
+            start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
+            # the optimizer
+            sync_stats, factors = getattr(settings, "sync_batchnorm_stats", True), experiment.update_factors
+            optimizer = make_stage_optimizer(executor, groups, model, experiment.optimizer, sync_stats, factors)
+            if loaded is not None:
+                checkpoint.load_optimizer(loaded, optimizer)
+            # the data
+            source = experiment.data_source(attempt.data, coord)
+            if warning := source.check(notes or vocabulary):
+                self.log(warning)
+            utilization = self._utilization()
+            begin_attempt(attempt, experiment, coord, start, self.log)
+            self.status.first_step = start
+            batches = make_batches(experiment, attempt.data, source, executor, start)
+            validation = None if attempt.is_brief else self._validation(executor, source, loaded)
+            # the trackers; the trace compares the clocks of all workers
+            system_metrics = SystemMetrics(self.run.system, coord, attempt.number, self.status, self.device)
+            trackers, wandb_run = self._trackers(start, notes, system_metrics)
+            schedule_key = str((experiment.pipeline, self.plan.cells, self.plan.schedule_config))
+            trace = TraceWriter(self.run.traces, coord, self.device, start, experiment.trace, schedule_key)
+            every, layers_file = settings.layer_stats_every, self.run.layers if coord.is_metrics_rank else None
+            stored = {"name": experiment.name, "seed": settings.seed, "wandb_run": wandb_run} | source.notes()
+            # the loop
+            setup = TrainingSetup(
+                executor=executor,
+                optimizer=optimizer,
+                batches=batches,
+                saver=self._saver(optimizer, validation, stored, start),
+                trackers=trackers,
+                trace=trace,
+                unit=experiment.unit,
+                metric_names=experiment.metric_names,
+                layer_stats=LayerStats(executor, every, start, layers_file) if every is not None else None,
+                validation=validation,
+                log=self.log,
+                utilization=utilization,
+                profiler=step_profiler(settings, self.run.profile, coord, self.device),
+                fingerprints=self._fingerprints(executor, optimizer, start),
+                saves_last=not attempt.is_brief,
+            )
+        with system_metrics:
+            progress = train(setup, settings, Progress(start, int(notes.get("units", 0))))
+        batches.close()
+        with self.status.waiting_for("the end of the run", self.plan.timeout_s):
+            self._finish(layers, setup, source, progress, system_metrics, wandb_run)
+
+    def _validation(
+        self, executor: Executor, source: DataSource, loaded: checkpoint.Checkpoint | None
+    ) -> Validation | None:
+        """Returns the validation on held-out data; None without such data."""
+        if not source.has_held_out:
+            return None
+        state = state_of(loaded.notes if loaded is not None else {})
+        names, criterion = self.experiment.metric_names, self.experiment.criterion
+        validation = Validation(executor, source.held_out, names, criterion, self.experiment.train, state)
+        if loaded is not None and state.best_step is not None and state.best_step != loaded.best_step:
+            validation.forget(state.best_step)  # its checkpoint is gone, so a new best one is needed
+        return validation
+
+    def _trackers(
+        self, start: int, notes: dict[str, Any], system_metrics: SystemMetrics
+    ) -> tuple[list[Tracker], str | None]:
+        """Returns the trackers, of which all workers but the metrics rank have none, and the id of the run in wandb."""
+        trackers: list[Tracker] = []
+        run_id = None
+        if self.coord.is_metrics_rank:
+            run, tracking = self.run, self.experiment.tracking
+            identity = wandb_identity(run, self.experiment, self.plan.schedule_config, notes.get("wandb_run"))
+            config = wandb_config(self.experiment, self.plan)
+            wandb = Wandb(run.path, tracking, identity, config, self.log, system_metrics.latest)
+            trackers.append(MetricsFile(run.metrics, start))
+            if tracking.tensorboard:
+                trackers.append(TensorBoard(run.path / "tensorboard", start, self.log))
+            trackers += [wandb, *self.experiment.trackers()]
+            run_id = wandb.run_id
+        # rank 0 writes it to the manifest
+        return trackers, broadcast(run_id, self.coord.rank_of(0, self.coord.placement.last_stage))
+
+    def _fingerprints(self, executor: Executor, optimizer: StageOptimizer, start: int) -> Fingerprints | None:
+        steps, pipeline = self.experiment.train.fingerprint_steps, self.experiment.pipeline
+        micro_batches = pipeline.micro_batches * pipeline.replicas
+        return Fingerprints(executor, optimizer, self.run.fingerprints, start, steps, micro_batches) if steps else None
+
+    def _utilization(self) -> Utilization | None:
+        """Returns what computes MFU and HFU, on the metrics rank."""
+        if self.plan.flops is None or not self.coord.is_metrics_rank:
+            return None
+        peak = device_peak(self.device, self.experiment.optimizer.precision, self.attempt.costs)
+        return Utilization(self.plan.flops, peak, self.attempt.workers)
+
+    def _saver(
+        self, optimizer: StageOptimizer, validation: Validation | None, stored: dict[str, Any], start: int
+    ) -> checkpoint.Saver:
+        return checkpoint.Saver(
+            checkpoint.Storage(checkpoint_location(self.run, self.experiment)),
             optimizer,
-            batches,
-            saver,
-            trackers,
-            trace,
-            experiment.unit,
-            experiment.metric_names,
-            stats,
-            validation,
-            log,
-            utilization,
-            step_profiler(settings, run.profile, coord, device),
-            _fingerprints(experiment, run, executor, optimizer, start),
-            saves_last=not attempt.is_brief,
+            lambda units: {"units": units} | notes_of(validation) | stored,
+            self.log,
+            start,
+            on_failure=validation.forget if validation is not None else lambda step: None,
+            owner=self.attempt.owner_of_attempt,
+            on_published=partial(note_published, self.run),
         )
-    with system_metrics:
-        progress = train(setup, settings, Progress(start, int(notes.get("units", 0))))
-    batches.close()
-    with status.waiting_for("the end of the run", plan.timeout_s):
-        _finish(experiment, run, layers, setup, source, progress, system_metrics, wandb_run)
 
-
-def _validation(
-    experiment: Experiment, executor: Executor, source: DataSource, loaded: checkpoint.Checkpoint | None
-) -> Validation | None:
-    """Returns the validation on held-out data; None without such data."""
-    if not source.has_held_out:
-        return None
-    state = state_of(loaded.notes if loaded is not None else {})
-    names, criterion = experiment.metric_names, experiment.criterion
-    validation = Validation(executor, source.held_out, names, criterion, experiment.train, state)
-    if loaded is not None and state.best_step is not None and state.best_step != loaded.best_step:
-        validation.forget(state.best_step)  # its checkpoint is gone, so a new best one is needed
-    return validation
-
-
-def _fingerprints(
-    experiment: Experiment, run: RunFolder, executor: Executor, optimizer: StageOptimizer, start: int
-) -> Fingerprints | None:
-    steps, pipeline = experiment.train.fingerprint_steps, experiment.pipeline
-    if not steps:
-        return None
-    micro_batches = pipeline.micro_batches * pipeline.replicas
-    return Fingerprints(executor, optimizer, run.fingerprints, start, steps, micro_batches)
-
-
-def _saver(
-    experiment: Experiment,
-    attempt: Attempt,
-    optimizer: StageOptimizer,
-    validation: Validation | None,
-    stored: dict[str, Any],
-    start: int,
-    log: Log,
-) -> checkpoint.Saver:
-    return checkpoint.Saver(
-        checkpoint.Storage(checkpoint_location(attempt.run, experiment)),
-        optimizer,
-        lambda units: {"units": units} | notes_of(validation) | stored,
-        log,
-        start,
-        on_failure=validation.forget if validation is not None else lambda step: None,
-        owner=attempt.owner_of_attempt,
-        on_published=partial(note_published, attempt.run),
-    )
-
-
-def _trackers(
-    experiment: Experiment,
-    plan: RunPlan,
-    run: RunFolder,
-    coord: RankCoord,
-    start: int,
-    notes: dict[str, Any],
-    system_metrics: SystemMetrics,
-    log: Log,
-) -> tuple[list[Tracker], str | None]:
-    """Returns the trackers, of which all workers but the metrics rank have none, and the id of the run in wandb."""
-    trackers: list[Tracker] = []
-    run_id = None
-    if coord.is_metrics_rank:
-        identity = wandb_identity(run, experiment, plan.schedule_config, notes.get("wandb_run"))
-        config = wandb_config(experiment, plan)
-        wandb = Wandb(run.path, experiment.tracking, identity, config, log, system_metrics.latest)
-        trackers.append(MetricsFile(run.metrics, start))
-        if experiment.tracking.tensorboard:
-            trackers.append(TensorBoard(run.path / "tensorboard", start, log))
-        trackers += [wandb, *experiment.trackers()]
-        run_id = wandb.run_id
-    return trackers, broadcast(run_id, coord.rank_of(0, coord.placement.last_stage))  # rank 0 writes it to the manifest
-
-
-def _utilization(
-    experiment: Experiment, plan: RunPlan, attempt: Attempt, coord: RankCoord, device: torch.device
-) -> Utilization | None:
-    """Returns what computes MFU and HFU, on the metrics rank."""
-    if plan.flops is None or not coord.is_metrics_rank:
-        return None
-    return Utilization(plan.flops, device_peak(device, experiment.optimizer.precision, attempt.costs), attempt.workers)
-
-
-def _finish(
-    experiment: Experiment,
-    run: RunFolder,
-    layers: list[nn.Module],
-    setup: TrainingSetup,
-    source: DataSource,
-    progress: Progress,
-    system_metrics: SystemMetrics,
-    wandb_run: str | None,
-) -> None:
-    """Records the results of the run. All workers must call it."""
-    coord = setup.executor.coord
-    if setup.validation is not None:
-        setup.validation.figures(progress.step)  # those of the last step, already known unless it resumed
-    memory = all_gather(peak_bytes(setup.executor.stage.device))
-    if coord.is_metrics_rank:
-        record = write_record(run, experiment, layers, setup, source, progress, memory, wandb_run)
-    dist.barrier()
-    if coord.is_metrics_rank:
-        system_metrics.sample()
-        for tracker in setup.trackers:
-            tracker.finish(record)
+    def _finish(
+        self,
+        layers: list[nn.Module],
+        setup: TrainingSetup,
+        source: DataSource,
+        progress: Progress,
+        system_metrics: SystemMetrics,
+        wandb_run: str | None,
+    ) -> None:
+        """Records the results of the run. All workers must call it."""
+        if setup.validation is not None:
+            setup.validation.figures(progress.step)  # those of the last step, already known unless it resumed
+        memory = all_gather(peak_bytes(self.device))
+        if self.coord.is_metrics_rank:
+            record = write_record(self.run, self.experiment, layers, setup, source, progress, memory, wandb_run)
+        dist.barrier()
+        if self.coord.is_metrics_rank:
+            system_metrics.sample()
+            for tracker in setup.trackers:
+                tracker.finish(record)

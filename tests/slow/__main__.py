@@ -20,7 +20,8 @@ MARKED = ROOT / "tests"
 """Stands for the tests that are marked as slow."""
 
 CLUSTERS = (
-    "deploy", "diagnostics", "jobs", "storage_sync", "sweeps", "test_driver", "test_hosts", "test_nodes",
+    "deploy", "diagnostics", "jobs", "sweeps", "test_driver", "test_hosts", "test_nodes",
+    "test_ray_train", "test_unshared_node",
 )  # fmt: skip
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 

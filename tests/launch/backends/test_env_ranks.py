@@ -81,9 +81,9 @@ def test_two_processes_of_torchrun_train_the_same_bits_also_after_a_killed_worke
 def test_an_error_of_rank_0_is_the_exit_code_of_all_ranks(monkeypatch):
     """That torchrun shows one sentence is in tests/slow."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(Ranks, "join", staticmethod(lambda: Ranks(0, 2, 0, store)))
+    monkeypatch.setattr(Ranks, "join", staticmethod(lambda: Ranks(0, 2, 0, store, "")))
     codes = []
-    other = threading.Thread(target=lambda: codes.append(Ranks(1, 2, 1, store).serve()))
+    other = threading.Thread(target=lambda: codes.append(Ranks(1, 2, 1, store, "").serve()))
     other.start()
 
     def fail():
@@ -96,7 +96,7 @@ def test_an_error_of_rank_0_is_the_exit_code_of_all_ranks(monkeypatch):
 
 
 def test_there_must_be_a_rank_for_each_worker(monkeypatch):
-    monkeypatch.setattr(EnvBackend, "ranks", Ranks(0, 3, 0, None), raising=False)
+    monkeypatch.setattr(EnvBackend, "ranks", Ranks(0, 3, 0, None, ""), raising=False)
     with pytest.raises(SettingError, match=r"K x R is 4 workers, and WORLD_SIZE is 3 processes; start 4 of them"):
         EnvBackend().check_workers(find("t12_400m").with_settings("pipeline.stages=2 pipeline.replicas=2"))
 
@@ -138,10 +138,10 @@ def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
     assert env_ranks._ATTEMPT.validate_json(env_ranks._ATTEMPT.dump_json(first)) == first
     error = ProgramError("stage 1: ValueError: no", "ValueError", FailureLocation(0, 1, 3, "F2", 7, "host", "log"))
     codes = []
-    other = threading.Thread(target=lambda: codes.append(WithoutProcess(1, 2, 1, store, error).serve()))
+    other = threading.Thread(target=lambda: codes.append(WithoutProcess(1, 2, 1, store, "", result=error).serve()))
     other.start()
     with pytest.raises(ProgramError) as raised:
-        RankLauncher(WithoutProcess(0, 2, 0, store)).run(first, experiment, watchdog)
+        RankLauncher(WithoutProcess(0, 2, 0, store, "")).run(first, experiment, watchdog)
     assert raised.value.args == error.args
     store.set("end", "2")
     other.join(60)
@@ -151,7 +151,7 @@ def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
 def test_a_rank_that_is_lost_ends_the_attempt_and_the_run(attempt, monkeypatch):
     store, first, experiment, watchdog = attempt
     monkeypatch.setattr(env_ranks, "LOST_S", 0.5)
-    launcher = RankLauncher(WithoutProcess(0, 2, 0, store))
+    launcher = RankLauncher(WithoutProcess(0, 2, 0, store, ""))
     with pytest.raises(WorkerDiedError, match="worker 1 gave no result: its rank was silent for"):
         launcher.run(first, experiment, watchdog)
     with pytest.raises(PlacementError, match=r"rank 1 of 2 is lost; start all of them again"):

@@ -231,6 +231,20 @@ def test_a_run_that_failed_before_its_first_step_gets_no_page_and_no_second_mess
     assert not run.report.exists()
 
 
+HOSTILE = """
+format = 4
+name = "t"
+scale = "laptop"
+task = "custom"
+source = "{source}"
+layer_count = 2
+pipeline = {{stages = 1}}
+optimizer = {{}}
+train = {{steps = 2}}
+"""
+
+
+@pytest.mark.parametrize("command", ["report --run", "runs", "resume --launcher local", "checkpoints", "export"])
 def test_no_command_executes_code_in_a_run_folder(tmp_path, command):
     """A run folder may come from another machine: a report reads its records, a resume refuses it."""
     path = tmp_path / "runs" / "t" / "1"

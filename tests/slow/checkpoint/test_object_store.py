@@ -13,8 +13,6 @@ import requests
 
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage
-from tests.launch.command_line import losses
-from tests.slow.storage_sync import test_apart
 from tests.suite.training.checkpoint.saves import restored
 from tests.suite.training.checkpoint.test_saving import check_store
 
@@ -24,8 +22,6 @@ AWS = {
     "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }  # fmt: skip
-
-apart, drive, undisturbed = test_apart.apart, test_apart.drive, test_apart.undisturbed
 
 
 def moto_server():
@@ -111,13 +107,3 @@ def test_a_bucket_that_is_not_there_is_named(server):
     with pytest.raises(OSError, match="nobucket"):
         Storage("s3://nobucket/x").write("a", b"1")
     assert requests.get(f"{server}/nobucket", timeout=10).status_code == 404
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")
-def test_a_run_over_nodes_that_share_nothing_keeps_its_checkpoints_in_the_store(apart, drive, undisturbed):
-    driver = drive(apart, f"train.checkpoint_dir={BUCKET}/apart")
-    driver.wait(300)
-    assert "the run's folder is not shared, its files are copied" in driver.printed.replace("\n", " ")
-    assert losses(driver.run) == undisturbed[: test_apart.STEPS]
-    storage = Storage(f"{BUCKET}/apart/{driver.run.parent.name}/{driver.run.name}")
-    assert storage.folders()

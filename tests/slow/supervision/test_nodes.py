@@ -26,8 +26,8 @@ SETTINGS = (
 )
 STEPS = 400
 GOES_ON_S = 60.0
-AGENTS_STAY_S = 15.0
-"""With a new worker of the same agents, rather than new processes of Ray."""
+ACTORS_STAY_S = 15.0
+"""With a new stage process of the same actors, rather than new processes of Ray."""
 
 
 class Machines:
@@ -215,13 +215,13 @@ def test_a_struck_worker_on_a_node_of_its_own_is_replaced_and_no_bit_is_lost(
     print(f"{blow} on Ray: named after {named:.1f} s, ended after {ended:.1f} s, training again {again:.1f} s later")
     assert (failure["kind"], failure["stage"], failure["action"]) == ("death" if blow == "kill" else "stall", 1, "B1")
     assert named < 10
-    assert ended + again < (AGENTS_STAY_S if blow == "kill" else GOES_ON_S)
+    assert ended + again < (ACTORS_STAY_S if blow == "kill" else GOES_ON_S)
     assert losses(driver) == undisturbed
 
 
-@pytest.mark.parametrize("struck", ["forkserver", "agent"])
+@pytest.mark.parametrize("struck", ["forkserver", "StageActor"])
 def test_what_starts_a_worker_is_replaced_and_no_bit_is_lost(machines, drive, undisturbed, struck):
-    """An agent of Ray Train starts a forkserver, which starts a worker for each attempt."""
+    """A StageActor starts a forkserver, which starts a stage process for each attempt."""
     driver = drive(machines(2), "")
     driver.until(lambda: driver.training(12), 180)
     forkserver = psutil.Process(driver.heartbeats()[0, 1].pid).parent()

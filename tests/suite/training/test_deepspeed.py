@@ -49,7 +49,7 @@ def make_state(kind, coord, layer, device):
 
 @pytest.mark.parametrize("index", [0, 3])
 def test_deepspeed_takes_the_gpu_of_the_worker(index):
-    """Also under Ray: its agents share CUDA_VISIBLE_DEVICES, so the index is the GPU's among all of the node."""
+    """Also under Ray: StageActors share CUDA_VISIBLE_DEVICES, so the index is the GPU's among all of the node."""
     ((current, moved_to),) = run_processes(devices_chosen, 1, index)
     assert set(current) == {index}
     assert set(moved_to) == {f"cuda:{index}"}

@@ -53,7 +53,7 @@ def test_no_node_is_overfull_ranks_stay_together_and_crossings_are_fewest(free, 
     used = Counter(placement.ids)
     assert sum(used.values()) == stages * replicas
     assert all(used[node.id] <= node.free for node in nodes)
-    assert len([node for node, _ in groupby(placement.ids)]) == len(used)  # as Ray Train counts ranks
+    assert len([node for node, _ in groupby(placement.ids)]) == len(used)  # their ranks are consecutive
     assert crossings(placement) == fewest(tuple(sorted(free)), stages, replicas)
 
 

@@ -1,0 +1,91 @@
+"""A node that does not see the run's folder: the run is refused before its workers start."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster as RayCluster
+
+from tests.launch.command_line import environment
+from tests.slow.jobs_head import PATIENT
+from tests.slow.supervision.test_nodes import Driver
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")
+
+
+class Apart:
+    """A head with one device, and a node with one whose folder at ``private`` is a disk of its own."""
+
+    def __init__(self, private):
+        self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        mount = f"mount -t tmpfs none {private}"
+        join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus=1 --block"
+        self.node = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", f"{mount} && exec {join}"], start_new_session=True,
+            env=environment() | PATIENT, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            self._wait()
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            ray.shutdown()
+
+    def _wait(self):
+        end = time.monotonic() + 120  # on a busy machine a node takes more than a minute to start
+        ray.init(address=self.cluster.address, log_to_driver=False)
+        while sum(node["Alive"] for node in ray.nodes()) < 2:
+            assert time.monotonic() < end, "the node did not come"
+            time.sleep(0.2)
+
+    def end(self):
+        os.killpg(self.node.pid, signal.SIGTERM)
+        try:
+            self.node.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.node.pid, signal.SIGKILL)
+        self.cluster.shutdown()
+
+
+@pytest.fixture
+def apart(tmp_path):
+    private = tmp_path / "work"
+    private.mkdir()
+    made = Apart(private)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def drive(tmp_path):
+    made = []
+
+    def start(machines, settings):
+        made.append(Driver(tmp_path / "work", machines, settings, 40))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.end()
+
+
+@pytest.mark.parametrize("unseen", ["the prepared data", "the run's folder"])
+def test_it_is_named_with_the_folder_and_no_worker_starts(apart, drive, tmp_path, monkeypatch, unseen):
+    """With checkpoints elsewhere too: the node would write its log into a folder of its own."""
+    if unseen == "the run's folder":
+        monkeypatch.setenv("GPIPE_CACHE", str(tmp_path / "cache"))
+    driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
+    driver.wait(600, code=2)
+    printed = driver.printed.replace("\n", " ")
+    place = tmp_path / "work" / (".cache" if unseen == "the prepared data" else "runs")
+    assert f"does not see the folder {place}/" in printed
+    assert "mount it there at the same path" in printed
+    assert "Traceback" not in printed
+    assert not list((tmp_path / "work").glob("runs/*/*/logs/*"))
+    assert not list((tmp_path / "work").glob("runs/*/*/.gpipe-*"))
