@@ -26,7 +26,7 @@ BUDGETS = {
     "launch/watching": 952,
     "launch/worker": 1866,
     "experiments": 169,
-    "experiments/base": 1140,
+    "experiments/base": 1148,
     "experiments/custom": 1955,
     "experiments/huggingface": 410,
     "experiments/images": 275,

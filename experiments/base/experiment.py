@@ -8,7 +8,7 @@ commands for one task do (score, translate, generate, export).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -239,7 +239,8 @@ class Experiment(FrozenRecord):
 
         Raises SettingError with the field, its type and the given value, or with the closest names of an unknown field.
         """
-        given = self.with_derived(overrides.parse(settings, type(self)))
+        parsed = overrides.parse(settings, type(self))
+        given = self.with_derived({**parsed})
         values = self.model_dump()
         for path, value in given.items():
             section, _, field = path.partition(".")
@@ -247,7 +248,7 @@ class Experiment(FrozenRecord):
                 values[section][field] = value
             else:
                 values[section] = value
-        changed = self.validated(values)
+        changed = self.validated(values, given.keys() - parsed.keys())
         return changed if self._prepared is None else changed.with_prepared(self._prepared)
 
     def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -307,12 +308,13 @@ class Experiment(FrozenRecord):
         return tomli_w.dumps({"format": FORMAT, **self.model_dump(exclude_none=True)})
 
     @classmethod
-    def validated(cls, values: dict[str, Any]) -> Self:
-        """Returns the experiment with these values. Raises SettingError with all faults."""
+    def validated(cls, values: dict[str, Any], derived: Collection[str] = ()) -> Self:
+        """Returns the experiment with these values. Raises SettingError with all faults, those of ``derived`` settings
+        only if there are no others."""
         try:
             return cls.model_validate(values)
         except ValidationError as fault:
-            raise overrides.as_setting_error(fault, cls) from None
+            raise overrides.as_setting_error(fault, cls, derived) from None
 
     @classmethod
     def restored(cls, values: dict[str, Any]) -> Self:

@@ -6,7 +6,7 @@ import re
 import shlex
 import types
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -163,14 +163,20 @@ def as_typed(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def as_setting_error(fault: ValidationError, record: type[BaseModel]) -> SettingError:
-    """Returns what pydantic found, each fault as one sentence: the field, what it takes, what was given."""
-    known = paths(record)
-    return SettingError("; ".join(_sentence(error, known) for error in fault.errors(include_url=False)))
+def as_setting_error(fault: ValidationError, record: type[BaseModel], derived: Collection[str] = ()) -> SettingError:
+    """Returns what pydantic found, each fault as one sentence: the field, what it takes, what was given. Faults of
+    settings that are ``derived`` from others count only where there are no others."""
+    known, found = paths(record), fault.errors(include_url=False)
+    given = [error for error in found if _path_of(error) not in derived]
+    return SettingError("; ".join(_sentence(error, known) for error in given or found))
+
+
+def _path_of(error: Any) -> str:
+    return ".".join([str(part) for part in error["loc"]][:2])
 
 
 def _sentence(error: Any, known: dict[str, Any]) -> str:
-    path = ".".join([str(part) for part in error["loc"]][:2])
+    path = _path_of(error)
     why = error["msg"].removeprefix("Value error, ").replace("Input should be", "it should be")
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # the second: of a shape
         return _unknown(path, known)

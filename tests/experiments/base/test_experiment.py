@@ -160,6 +160,8 @@ def test_settings_reach_their_fields_with_their_types() -> None:
     ("setting", "message"),
     [
         ("train.steps=abc", "train.steps takes an integer; it was given 'abc'"),
+        ("text.vocabulary=abc", "^text.vocabulary takes an integer; it was given 'abc'$"),
+        ("text.vocabulary=-5", "^text.vocabulary takes an integer, 300 or more; it was given -5$"),
         ("train.steps=0", "train.steps takes an integer, 1 or more; it was given 0$"),
         ("train.steps=-1", "train.steps takes an integer, 1 or more; it was given -1$"),
         ("pipeline.micro_batches=automatic", "pipeline.micro_batches takes auto or an integer.*given 'automatic'"),
