@@ -22,7 +22,7 @@ BUDGETS = {
     "launch/supervision": 680,
     "launch/sweeps": 588,
     "launch/tracking": 619,
-    "launch/train": 744,
+    "launch/train": 751,
     "launch/watching": 952,
     "launch/worker": 1866,
     "experiments": 169,
@@ -45,7 +45,7 @@ BUDGETS = {
     "suite/pipeline/model": 1181,
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
-    "suite/pipeline/schedule": 1479,
+    "suite/pipeline/schedule": 1478,
     "suite/training": 3952,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""

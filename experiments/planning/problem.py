@@ -57,7 +57,7 @@ class LayerCosts:
     device: Device | None = None
     """The device of estimated costs; None for measured ones."""
     at_extremes: tuple[tuple[LayerCost, ...], ...] = ()
-    """Those of the device at its highest and its lowest efficiency; none where it is not declared."""
+    """The costs at the highest and at the lowest efficiency of a declared device."""
     history: Path | None = None
     """The file of earlier runs on the device of measured costs (``launch/planning/cost_records.py``)."""
     notes: tuple[str, ...] = ()

@@ -192,8 +192,15 @@ def prepare(chosen: Experiment, console: Console) -> Experiment:
 
 
 NO_SHAPE = (
-    "classes", "label_smoothing", "norm_decay", "dropout", "logit_clip", "depth_scaled_init", "residual_scale", "time"
-)  # fmt: skip
+    "classes",
+    "context_length",
+    "depth_scaled_init",
+    "dropout",
+    "label_smoothing",
+    "logit_clip",
+    "norm_decay",
+    "residual_scale",
+)
 """Fields of a model on which no parameter depends but those of its last layer."""
 
 

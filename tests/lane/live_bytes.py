@@ -13,7 +13,7 @@ from launch.worker.build import PartitionedModel
 from models.chunked_loss import set_logits_bytes
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.planning.estimate import OpCostMode
+from suite.pipeline.planning.estimate import OperatorRecorder
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import cell_ranges
 from tests.lane.distributed import worker
@@ -23,7 +23,7 @@ from tests.lane.train import Work, known_metadata
 from tests.suite.pipeline.build import assemble
 
 
-class BytesMode(OpCostMode):
+class BytesMode(OperatorRecorder):
     """Counts bytes alone: torch's formulas for operations do not know all operators of a device."""
 
     def _record(self, *operator):

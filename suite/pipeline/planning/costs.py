@@ -99,7 +99,7 @@ class LayerCost:
 
 
 def check_costs(costs: Sequence[LayerCost]) -> None:
-    """Raises SettingError, with every fault, when a number in a cost is negative or not finite."""
+    """Raises SettingError, with every fault, for numbers that are negative or not finite, and for impossible ones."""
     faults = []
     for index, cost in enumerate(costs):
         numbers = asdict(cost)
@@ -108,6 +108,8 @@ def check_costs(costs: Sequence[LayerCost]) -> None:
         bad = [f"{name} = {value}" for name, value in numbers.items() if not math.isfinite(value) or value < 0]
         if bad:
             faults.append(f"layer {index} has {', '.join(bad)}")
+        elif cost.weight_grad_s > cost.backward_s:
+            faults.append(f"layer {index} defers {cost.weight_grad_s} s of a backward of {cost.backward_s} s")
         far = [popped.span for popped in cost.skip_inputs if not 0 < popped.span <= index]
         if far:
             faults.append(f"layer {index} pops skips that were stashed {', '.join(map(str, far))} layers before it")

@@ -66,7 +66,6 @@ class Device:
 
     @property
     def messages(self) -> Link:
-        """The link to the neighbouring stage."""
         return Link(self.link_latency_s, self.link)
 
 

@@ -1,7 +1,7 @@
 """Estimates the cost of each layer on a declared device, from a run on fake tensors.
 
-Each distinct layer runs once, with ``OpCostMode`` in place of a clock and an allocator. Under ``FakeTensorMode`` an
-operator computes only shapes, those of the CPU's kernels, fused attention included. So a layer of any size takes
+Each distinct layer runs once, with ``OperatorRecorder`` in place of a clock and an allocator. Under ``FakeTensorMode``
+an operator computes only shapes, those of the CPU's kernels, fused attention included. So a layer of any size takes
 milliseconds, forward and backward, and needs no memory.
 """
 
@@ -117,7 +117,7 @@ def _estimate(
     host, is_bf16 = torch.device("cpu"), optimizer.precision == "bf16"
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in boundary)
     targets = tuple(spec.empty(host) for spec in target_specs)
-    op_cost = OpCostMode()
+    recorder = OperatorRecorder()
 
     def run() -> Tensors:
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
@@ -126,17 +126,17 @@ def _estimate(
             outputs = _distinct(layer(*inputs))
         return to_bf16(outputs) if is_bf16 else outputs
 
-    with op_cost, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
-        with torch.no_grad(), op_cost.phase() as first_forward:
+    with recorder, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
+        with torch.no_grad(), recorder.phase() as first_forward:
             run()
-        with torch.no_grad(), op_cost.phase() as forward:
+        with torch.no_grad(), recorder.phase() as forward:
             run()
-        with op_cost.phase() as graph:
+        with recorder.phase() as graph:
             outputs = run()
         starts, gradients = _backward(outputs)
-        with op_cost.phase() as backward:
+        with recorder.phase() as backward:
             torch.autograd.backward(starts, gradients)
-        weight, deferred_bytes = _deferred(layer, inputs, run, op_cost)
+        weight, deferred_bytes = _deferred(layer, inputs, run, recorder)
     values, frozen = [parameter.numel() for parameter in trainable(layer)], frozen_values(layer)
     sizes = {
         "update_peak_bytes": _UPDATE_BYTES[optimizer.name] * max(values, default=0),
@@ -164,16 +164,18 @@ def _seconds_on(device: Device, precision: str, phases: dict[str, Phase], update
     return found | {"weight_grad_s": weight_grad_s, "update_s": update_bytes / device.bandwidth}
 
 
-def _deferred(layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], op_cost: OpCostMode) -> tuple[Phase, int]:
+def _deferred(
+    layer: nn.Module, inputs: Tensors, run: Callable[[], Tensors], recorder: OperatorRecorder
+) -> tuple[Phase, int]:
     """Returns the phase of deferrable weight gradients, and the bytes held until then."""
     weight_grads = WeightGradStore(with_deferrable_linears(layer))
     for tensor in inputs:
         tensor.grad = None
-    with op_cost.phase() as first_part:
+    with recorder.phase() as first_part:
         deferred = weight_grads.run_deferred(partial(torch.autograd.backward, *_backward(run())))
         for tensor in inputs:
             tensor.grad = None
-    with op_cost.phase() as second_part:
+    with recorder.phase() as second_part:
         for grad in deferred:
             grad.add()
     return second_part, max(0, first_part.change)
@@ -203,7 +205,7 @@ class Operator(NamedTuple):
 
 @dataclass
 class Phase(MemoryUse):
-    """The operators in a context of ``OpCostMode.phase``, and their memory; known at its end."""
+    """The operators in a context of ``OperatorRecorder.phase``, and their memory; known at its end."""
 
     operators: Sequence[Operator] = ()
 
@@ -222,7 +224,7 @@ class Phase(MemoryUse):
         return max(device_s, device.launch_s * sum(each.starts_kernel for each in self.operators))
 
 
-class OpCostMode(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """A mode that records operators since ``settle``, and ``alive`` and ``peak``: bytes of the tensors created under
     the mode that are alive now, and their peak."""
 

@@ -92,7 +92,7 @@ class MemoryFit:
         ranges = self._ranges_of(layers_per_cell)
         wrong = self._too_large(ranges, limit_bytes)
         if wrong and by_hand is None:
-            ranges = self._min_max_cells(limit_bytes, ranges)
+            ranges = self._most_even_that_fit(limit_bytes, ranges)
             wrong = self._too_large(ranges, limit_bytes)
         if wrong:
             raise PlanError(wrong)
@@ -186,7 +186,7 @@ class MemoryFit:
         return ranges
 
     def partition_with_even_stages(self) -> tuple[int, ...]:
-        """Returns the lightest cut after layers have moved to where they make stages more even."""
+        """Returns the most even cut after layers have moved to where they make stages more even."""
         cell_to_stage = [self.placement.stage_of(cell) for cell in range(self._count)]
         return tuple(with_even_stages(self.most_even_partition(), self._seconds, cell_to_stage))
 
@@ -195,13 +195,13 @@ class MemoryFit:
         ``furthest_end`` says which do. Raises PlacementError if none do."""
         return tuple(partition(self._seconds, self._count, furthest_end))
 
-    def _min_max_cells(self, limit_bytes: int, lightest: Sequence[range]) -> list[range]:
-        """Returns the most even cells of which each fits; ``lightest`` do not."""
+    def _most_even_that_fit(self, limit_bytes: int, most_even: Sequence[range]) -> list[range]:
+        """Returns the most even cells of which each fits; ``most_even`` do not."""
         furthest_end = self._bound.furthest_end(self._cell_limit_bytes(limit_bytes) - self._process_bytes)
         try:
             return cell_ranges(self.most_even_partition(furthest_end), len(self.problem.costs))
         except PlacementError:
-            raise PlanError([self._too_large_fault(limit_bytes, furthest_end, lightest)]) from None
+            raise PlanError([self._too_large_fault(limit_bytes, furthest_end, most_even)]) from None
 
     @cached_property
     def _bound(self) -> CellBound:
@@ -222,9 +222,9 @@ class MemoryFit:
     def _process_bytes(self) -> int:
         return self.machine.process_bytes + UNCOUNTED_BYTES
 
-    def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], lightest: Sequence[range]) -> str:
-        """Returns an error for a layer that does not fit alone, or else for the worst cell of the most even partition,
-        or for a layer that fits, but not as the first of a cell."""
+    def _too_large_fault(self, limit_bytes: int, furthest_end: Sequence[int], most_even: Sequence[range]) -> str:
+        """Returns why no cut fits: a layer too large alone; too few stages, and the worst cell of the most even cut; or
+        too many, because a layer fits only behind others."""
         virtual_stages, limit_gib = self.pipeline.virtual_stages, self._cell_limit_bytes(limit_bytes) / GIB
         room = f"the device has {self._in_gib(limit_bytes)}"
         if virtual_stages > 1:
@@ -245,11 +245,11 @@ class MemoryFit:
             none_fits = f"no cut of {len(furthest_end)} layers into {self._count} cells fits"
             why = f"layer {first} does not fit as the first of a cell, whose inputs are saved too"
             return f"{none_fits}, because {why}; use fewer stages, down to {-(-fewest // virtual_stages)}"
-        over = {k: gib for k, cell in enumerate(lightest) if (gib := need(cell[0], cell[-1] + 1)) > limit_gib}
+        over = {k: gib for k, cell in enumerate(most_even) if (gib := need(cell[0], cell[-1] + 1)) > limit_gib}
         worst = max(over, key=over.__getitem__)
         others = f", and {len(over) - 1} other stages too much as well" if len(over) > 1 else ""
         part = "stage" if virtual_stages == 1 else "cell"
-        message = f"{part} {worst} (layers {_layers([lightest[worst]])}) needs {over[worst]:.2f} GiB, {room}{others}"
+        message = f"{part} {worst} (layers {_layers([most_even[worst]])}) needs {over[worst]:.2f} GiB, {room}{others}"
         if self.machine.cores is not None:  # with more stages each would get less memory
             return f"{message}; all stages share the memory of one machine"
         enough = -(-fewest // virtual_stages)

@@ -162,8 +162,9 @@ SIZES = (
 
 
 class CellBound:
-    """A bound of the bytes of any cell, whatever cells are around it: messages count with the largest boundary inside
-    the cell, so that every shorter cell needs no more, and skips as if they went ``cells`` far."""
+    """A bound of the bytes of any cell, whatever cells are around it. It only grows with the end of a cell, so the
+    longest cell that fits is found by bisection: messages count with the largest boundary inside the cell, and skips as
+    if they went ``cells`` far."""
 
     def __init__(self, model: MemoryModel, terms: Ints, flow: FlowControl, cells: int) -> None:
         """``terms`` are of ``peak_terms``."""

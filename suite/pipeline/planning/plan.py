@@ -187,10 +187,7 @@ def check_memory(problem: Problem) -> None:
 
 def least_limit(problem: Problem, unit: int) -> int | None:
     """Returns the least memory limit, a multiple of ``unit``, for which ``make_plan`` finds a plan, or None."""
-    fits = []
-    for candidate in _memory_candidates(problem):
-        with suppress(PlanError):
-            fits.append(MemoryFit(candidate))
+    fits = [*map(MemoryFit, _memory_candidates(problem))]
 
     def enough(limit_bytes: int) -> bool:
         for fit in fits:

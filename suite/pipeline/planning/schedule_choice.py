@@ -67,8 +67,8 @@ def search_schedule(plan: Plan, problem: Problem) -> Plan:
 
 
 def _cuts(planned: Sequence[Alternative], problem: Problem) -> Iterator[tuple[MemoryFit, list[range]]]:
-    """Yields the cuts of the layers to try: for each placement of the cells those of the fastest named schedule, of the
-    least memory, and of even stages. Schedules that are ``planned`` are not planned again."""
+    """Yields the cuts of the layers to try: for each placement of the cells those of the fastest named schedule, the
+    most even one, and that of even stages. Schedules that are ``planned`` are not planned again."""
     layers, by_hand = len(problem.costs), problem.pipeline.layers_per_cell
     for settings in _by_placement(problem.pipeline, layers):
         fit = MemoryFit(replace(problem, pipeline=settings[0]))

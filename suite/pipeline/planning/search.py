@@ -1,6 +1,6 @@
 """The fastest schedule of given cells in given memory, of those that policies make.
 
-    a family of about twenty policies: one choice is varied at a time, and kept where the step is shorter
+    a family of about thirty policies: one choice is varied at a time, and kept where the step is shorter
       -> climb, for one cut of the layers: change a policy at random, keep what is not slower
 
 All work is counted, so equal costs give the same schedule on every machine.

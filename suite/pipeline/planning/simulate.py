@@ -57,7 +57,6 @@ class Links:
 
     @property
     def slowest(self) -> Link:
-        """The one with the longest latency."""
         return max(self.within_node, self.between_nodes, key=lambda link: link.latency_s)
 
     def between(self, source: int, target: int) -> Link:
@@ -119,8 +118,8 @@ def simulate(
     and ``cell_to_stage`` as in ``CellPlacement``. The update begins when all stages are done, because
     it needs the global gradient norm; its all-reduce takes ``norm_all_reduce_s``.
 
-    Raises SettingError when the schedule deadlocks; ``validate`` finds every other error of a schedule,
-    ``check_costs`` those of costs.
+    Raises SettingError when the schedule deadlocks; ``validate`` finds every other error of a schedule, ``check_costs``
+    those of layer costs.
     """
     placement = CellPlacement(len(schedule), cell_to_stage)
     played = play(schedule, seconds_of(cells), routes_of(cells, link, placement), flow, cell_to_stage)

@@ -1,7 +1,4 @@
-"""The schedules for which ``pipeline.schedule=auto`` stands.
-
-named -> where none fits, one micro-batch at a time
-"""
+"""The schedules for which ``pipeline.schedule=auto`` stands: named ones; where none fits, one micro-batch at a time."""
 
 from __future__ import annotations
 

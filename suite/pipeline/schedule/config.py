@@ -125,7 +125,7 @@ class ScheduleConfig:
         return _generated(self.schedule, stages, micro_batches, self.virtual_stages)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _generated(schedule: ScheduleName, stages: int, micro_batches: int, virtual_stages: int) -> Schedule:
     """Cached, because a plan needs the same schedule for its memory, its recomputes and its step."""
     if schedule in _OF_ANY_CELLS:

@@ -5,10 +5,11 @@ r"""Plays a step: when each stage runs which action, from the seconds of actions
     stage 1   ....F0 F1 F2 F3 B3 R2 B2 ...      the link is free, occupies it while it is transferred, arrives later
 
 All that asks when a stage does something asks here: a plan for the time of its step, a policy for its next action
-(``policies``), a named schedule for its order in units of time (``schedules``), ``validate`` for a deadlock. What is
-posted when, and how many messages may be in flight, is in ``flow_control``, which the executor reads too. Receives are
-posted ahead of use, and the sender learns of one a latency later. A stage with too many messages in flight waits until
-the oldest is transferred. Which actions wait forever does not depend on the seconds.
+(``policies``), interleaved, zero-bubble and V schedules for their order in units of time (``schedules``), ``validate``
+for a deadlock. What is posted when, and how many messages may be in flight, is in ``flow_control``, which the executor
+reads too. Receives are posted ahead of use, and the sender learns of one a latency later. A stage with too many
+messages in flight waits until the oldest is transferred. Which actions wait forever does not depend on the seconds:
+what an action waits for is fixed, and they only say how long.
 """
 
 from __future__ import annotations

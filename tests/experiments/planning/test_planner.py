@@ -23,7 +23,7 @@ from suite import TrainSpec
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import COLLECTIVE_BYTES, GIB, GPU_PROCESS_BYTES, P2P_BYTES
-from suite.pipeline.planning.estimate import OpCostMode
+from suite.pipeline.planning.estimate import OperatorRecorder
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Node
 from suite.pipeline.planning.simulate import Link, simulate
@@ -133,7 +133,7 @@ def test_a_plan_has_room_for_the_batches_of_adafactor() -> None:
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    with OpCostMode() as walked:
+    with OperatorRecorder() as walked:
         optimizer.step()
     costs = try_plan(work, LAPTOP, estimated_costs).problem.costs
     assert 0 < walked.peak <= max(cost.update_peak_bytes for cost in costs)

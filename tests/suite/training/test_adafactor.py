@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from suite.pipeline.planning.estimate import OpCostMode
+from suite.pipeline.planning.estimate import OperatorRecorder
 from suite.training import adafactor
 from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES, Adafactor
 
@@ -210,7 +210,7 @@ def test_a_large_gradient_is_not_copied_and_small_ones_are_within_the_bytes_plan
         parameters = parameters_of(draw([shape] * 11, 12))
         optimizer = Adafactor(parameters)
         walk(optimizer, parameters, [draw([shape] * 11, 13)])
-        with OpCostMode() as walked:
+        with OperatorRecorder() as walked:
             optimizer.step()
         assert most / 2 < walked.peak <= most + 8 * sum(shape) * 5 + 4096
 

@@ -65,3 +65,9 @@ def test_skips_are_checked_too(popped, fault):
     with pytest.raises(SettingError, match=fault):
         check_costs([GOOD, replace(GOOD, skip_inputs=(popped,))])
     check_costs([GOOD, replace(GOOD, skip_inputs=(SkipInput(1, 5, 5, True),))])
+
+
+def test_no_layer_defers_more_than_its_backward():
+    check_costs([replace(GOOD, backward_s=2.0, weight_grad_s=2.0)])
+    with pytest.raises(SettingError, match=r"layer 1 defers 3\.0 s of a backward of 2\.0 s"):
+        check_costs([GOOD, replace(GOOD, backward_s=2.0, weight_grad_s=3.0)])

@@ -18,7 +18,7 @@ from suite.errors import SettingError
 from suite.pipeline.planning import measure as measuring
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import DEVICES, Device, find_device
-from suite.pipeline.planning.estimate import CudaDropout, OpCostMode, estimate
+from suite.pipeline.planning.estimate import CudaDropout, OperatorRecorder, estimate
 from suite.pipeline.planning.measure import measure
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.pipeline.planning.simulate import Link
@@ -358,7 +358,7 @@ def device_of(product_rate, bandwidth, launch_s=0.0):
 
 
 def test_the_meter_weighs_what_stands():
-    op_cost = OpCostMode()
+    op_cost = OperatorRecorder()
     with FakeTensorMode():
         given = torch.empty(1_000)
         with op_cost:
@@ -385,7 +385,7 @@ def test_the_meter_weighs_what_stands():
 def test_the_meter_counts_the_operations_of_products():
     with FakeTensorMode():
         left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 2)
-        with OpCostMode() as op_cost, op_cost.phase() as phase:
+        with OperatorRecorder() as op_cost, op_cost.phase() as phase:
             left @ right
             left.relu().sum()
     assert phase.flops == phase.seconds(device_of(1.0, INFINITY), "fp32") == 2 * 5 * 7 * 3 * 2
@@ -394,7 +394,7 @@ def test_the_meter_counts_the_operations_of_products():
 def test_a_device_is_as_slow_as_its_products_or_its_memory():
     with FakeTensorMode():
         left, right = torch.empty(5, 7), torch.empty(7, 2)
-        with OpCostMode() as op_cost, op_cost.phase() as phase:
+        with OperatorRecorder() as op_cost, op_cost.phase() as phase:
             left @ right  # 140 operations; 4 * (35 + 14 + 10) bytes
             left.relu()  # 4 * (35 + 35) bytes
     assert phase.seconds(device_of(2.0, 1.0), "fp32") == 236 + 280
@@ -403,7 +403,7 @@ def test_a_device_is_as_slow_as_its_products_or_its_memory():
 
 @pytest.mark.parametrize(("launch_s", "seconds"), [(30.0, 210.0), (40.0, 240.0), (0.0, 210.0)])
 def test_a_device_waits_for_its_host_where_operators_are_small(launch_s, seconds):
-    with FakeTensorMode(), OpCostMode() as op_cost, op_cost.phase() as phase:
+    with FakeTensorMode(), OperatorRecorder() as op_cost, op_cost.phase() as phase:
         left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 1)
         product = left @ right  # 210 operations
         for _ in range(5):

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +10,14 @@ from hypothesis import strategies as st
 
 from suite.errors import PlanError
 from suite.pipeline.model.cells import CellPlacement, v_shaped
+from suite.pipeline.planning import schedule_choice
 from suite.pipeline.planning import search as search_module
 from suite.pipeline.planning.costs import SkipInput
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import with_even_stages
-from suite.pipeline.planning.plan import least_limit, make_plan
+from suite.pipeline.planning.plan import least_limit, make_plan, try_schedule
 from suite.pipeline.planning.schedule_choice import _cuts, search_schedule
 from suite.pipeline.planning.search import Search
 from suite.pipeline.schedule.config import ScheduleConfig, pipeline_errors
@@ -77,6 +79,28 @@ def test_each_schedule_that_search_finds_fits_the_memory_of_its_plan(seed):
     least = least_limit(Problem(costs, pipeline, 1.0, machine), 1)
     machine = replace(machine, memory_limit_bytes=least + rng.choice([0, 300, 1_000]))
     peaks_of_all_cuts(Problem(costs, pipeline, 1.0, machine))
+
+
+@settings(deadline=None, max_examples=20)
+@given(layers, st.integers(2, 4), st.integers(1, 6), st.integers(20_000, 2_000_000))
+def test_cuts_of_planned_schedules_are_those_that_planning_them_again_gives(costs, stages, micro_batches, room):
+    pipeline = {"stages": min(stages, len(costs)), "micro_batches": micro_batches, "remat": "auto"}
+    problem = Problem(costs, PipelineSettings(schedule="auto", **pipeline), 1.0, Machine((1 << 20) + room))
+    try:
+        plan = make_plan(problem)
+    except PlanError:
+        return
+    named = {(each.pipeline.schedule, each.pipeline.virtual_stages) for each in plan.alternatives}
+    planned_again = []
+
+    def noted(candidate):
+        planned_again.append((candidate.pipeline.schedule, candidate.pipeline.virtual_stages))
+        return try_schedule(candidate)
+
+    with patch.object(schedule_choice, "try_schedule", noted):
+        cuts = [ranges for _, ranges in _cuts(plan.alternatives, problem)]
+    assert not named & {*planned_again}
+    assert cuts == [ranges for _, ranges in _cuts((), problem)]
 
 
 def peaks_of_all_cuts(problem):
