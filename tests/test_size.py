@@ -14,7 +14,7 @@ BUDGETS = {
     "launch": 1245,
     "launch/backends": 1720,
     "launch/diagnostics": 687,
-    "launch/diff": 959,
+    "launch/diff": 956,
     "launch/inference": 1200,
     "launch/jobs": 665,
     "launch/planning": 516,
