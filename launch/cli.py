@@ -268,6 +268,8 @@ def diff(
     if bool(name) == bool(runs) or (runs and (own_a or own_b or "".join(settings))):
         ways = f"{option('A')} and {option('B')}, or one or two runs with {option('RUN', '...')}"
         raise SettingError(f"give an experiment with {ways}")
+    if len(runs) > 2:
+        raise SettingError(f"{len(runs)} runs are given; give one or two")
     for each in runs:
         find_run(each)
     if name:

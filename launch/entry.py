@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable
 
 from launch import interrupts
+from suite.errors import SettingError
 
 
 def prepare() -> None:
     """Makes the process of a command line ready for interrupts and closed streams, before the slow imports."""
-    if not interrupts.is_command_line():
-        return
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # it is closed, and what is opened next would take its descriptor
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
@@ -66,8 +65,6 @@ def _print_error(error: BaseException) -> int:
 
 def _check_arguments() -> None:
     """Raises SettingError for an argument that is not UTF-8: it could not be written or printed."""
-    from suite.errors import SettingError
-
     for at, argument in enumerate(sys.argv[1:], 1):
         try:
             argument.encode()

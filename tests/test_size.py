@@ -14,9 +14,9 @@ BUDGETS = {
     "launch": 1263,
     "launch/backends": 1619,
     "launch/diagnostics": 687,
-    "launch/diff": 959,
+    "launch/diff": 956,
     "launch/inference": 1200,
-    "launch/jobs": 665,
+    "launch/jobs": 669,
     "launch/planning": 516,
     "launch/runs": 508,
     "launch/supervision": 680,
@@ -56,7 +56,7 @@ MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION, MOST_FILES = 350, 60, 20
 MOST_UNFORMATTED = 40
 
 MOST_WORDS = {"README.md": 900}
-MOST_WORDS_OF_DOCS = 22_000
+MOST_WORDS_OF_DOCS = 21_200
 
 
 def files() -> list[Path]:

@@ -110,6 +110,7 @@ class JobClient(JobSubmissionClient):
         )
 
     def _raise_error(self, r: requests.Response) -> NoReturn:
-        reason = (r.text.strip().splitlines() or ["no reason given"])[-1][:300]
+        lines = [line for line in r.text.splitlines() if line.strip(" .")]  # the head adds a full stop to an agent's
+        reason = (lines or ["no reason given"])[-1][:300]
         fault = f"the cluster at {self.address} rejected the request: {reason} (status {r.status_code})"
         raise (UnreachableError(f"{fault}; try again, and check its head") if r.status_code >= 500 else JobError(fault))

@@ -28,7 +28,7 @@ from experiments.registry import find, resolve
 from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
-from launch.jobs.client import JobClient
+from launch.jobs.client import JobClient, JobError
 from launch.jobs.follow import JobLog
 from launch.jobs.package import OWN, copy_checkout, is_tracked
 from launch.runs.store import ADDRESS, JOB, SOURCE
@@ -100,6 +100,9 @@ def _run(command: JobCommand, address: str, storage: str, console: Console, job:
     with tempfile.TemporaryDirectory() as folder:
         commit = copy_checkout(ROOT, Path(folder), console.print, command.own)
         client = JobClient(address)
+        if any(details.submission_id == job for details in client.list_jobs()):
+            other = hints.option("JOB", "...")
+            raise JobError(f"the cluster at {client.address} already has a job {job}; choose another name with {other}")
         metadata = {"gpipe": " ".join(command.arguments[:2]), "set": settings, "commit": commit}
         send(client, job, command, Path(folder), storage, metadata)
     again = {"NAME": _source(command), "STORAGE": storage, "ADDRESS": client.address}

@@ -154,7 +154,7 @@ class Hosts:
         ]  # fmt: skip
         log = (self._folder / f"ray-{len(list(self._folder.glob('ray-*.log')))}.log").open("wb")
         # a busy machine is no fault of a node: Ray gives one up that has not begun within half a minute
-        patient = {"RAY_raylet_start_wait_time_s": "100", "PYTHONPATH": str(ROOT)}
+        patient = {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "100", "PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
             command, env={**os.environ, **patient, **variables}, stdout=log, stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from tests.launch.command_line import command, environment
 
-PATIENT = {"RAY_raylet_start_wait_time_s": "100"}
-"""A busy machine is no fault of a node: Ray gives one up that has not begun within half a minute."""
+PATIENT = {"RAY_raylet_start_wait_time_s": "100", "RAY_worker_niceness": "0"}
+"""A busy machine is no fault of a node: Ray gives one up that has not begun within half a minute, and its workers are
+niced, so that they take minutes to import torch."""
 
 
 def free_ports(count):
