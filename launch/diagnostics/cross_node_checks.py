@@ -50,7 +50,7 @@ def storage(probes: Probes, nodes: Sequence[Node], location: str) -> list[Findin
         if unseen:
             whose = ", ".join(sorted(writer_of[marker] for marker in unseen))
             text = f"{node.name} does not see in {shown} what {whose} wrote"
-            remedy = "STORAGE must be one folder shared by all nodes, or a store such as s3://bucket/runs"
+            remedy = "STORAGE must be one folder shared by all nodes"
             found.append(fault("storage", text, remedy))
     probes.ask(writers, node_probe.remove_markers, lambda n: (location, list(markers.values())), ANSWER_S)
     if found:
