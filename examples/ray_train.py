@@ -25,4 +25,5 @@ if __name__ == "__main__":
         ),
     )
     result = trainer.fit()
-    print(f"loss {result.metrics['loss']:.4f} after {result.metrics['steps']} steps; {result.checkpoint.path}")
+    loss, accuracy = result.metrics["loss_last"], result.metrics["valid_accuracy"]
+    print(f"loss {loss:.4f}, accuracy on held-out digits {accuracy:.4f}; {result.checkpoint.path}")

@@ -16,11 +16,13 @@ from tests.launch.command_line import environment, gpipe_here
 
 TRAINER = """
 import json, sys
+import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from launch import train_loop
 
 folder = sys.argv[1]
+ray.init("local", num_cpus=2)  # not the cluster of another test
 result = TorchTrainer(
     train_loop,
     train_loop_config={"name": f"{folder}/own.py:small", "settings": "train.threads=1"},
