@@ -55,7 +55,7 @@ def _find_storage() -> str:
     storage = os.environ.get("GPIPE_STORAGE", "")
     if not storage and (count := len(alive_nodes())) > 1:
         return (
-            f"the cluster has {count} nodes, and a run needs storage shared by all of them: give STORAGE=, or set "
+            f"the cluster has {count} nodes, and a run needs storage shared by all of them: give --storage, or set "
             "GPIPE_STORAGE on its nodes"
         )
     os.environ["GPIPE_STORAGE"] = storage = storage or str(Path.home() / "gpipe-storage")

@@ -66,7 +66,7 @@ def test_the_list_of_commands_is_fixed():
             ["experiment", "t128_6b", "--set", "train.steps=50,pipeline.stages=2"],
             ["'train.steps=50,pipeline.stages=2' has settings with a comma between them; separate them by blanks"],
         ),
-        (["check", ""], ["which experiment? Name one with NAME=; make list lists them"]),
+        (["check", ""], ["which experiment? Name one with NAME; gpipe list lists them"]),
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
         (["experiment", "t128_6b", "--set", "train.steps=1", "--set", "train.steps=2"], ["set twice, to 1 and to 2"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
@@ -268,7 +268,7 @@ def test_a_wrong_name_is_told_without_torch(command):
 
 def test_without_a_name_the_list_is_named():
     for command in ("experiment", "plan"):
-        assert "which experiment? Name one with NAME=; make list lists them" in refusal(command)
+        assert "which experiment? Name one with NAME; gpipe list lists them" in refusal(command)
 
 
 def test_the_help_of_make_fits_a_screen():

@@ -170,8 +170,8 @@ def test_a_machine_that_does_not_answer_is_told_in_time():
 @pytest.mark.parametrize(
     ("address", "storage", "kind", "words"),
     [
-        ("head", "", PlacementError, "ADDRESS=head is not the address of a Ray cluster: use host:port"),
-        ("", "s3://bucket/runs", SettingError, "STORAGE=s3://bucket/runs is a URL"),
+        ("head", "", PlacementError, "--address head is not the address of a Ray cluster: use host:port"),
+        ("", "s3://bucket/runs", SettingError, "--storage s3://bucket/runs is a URL"),
     ],
 )
 def test_what_was_asked_wrongly_is_told_before_anything_is_done(address, storage, kind, words, tmp_path, monkeypatch):

@@ -54,7 +54,7 @@ def test_resume_and_sync_commands_are_for_the_submitting_machine(monkeypatch):
     assert runs.resume_command(run) == f"gpipe resume {run.path}"
     assert runs.sync_command(run) == f"gpipe sync {run.path}"
     monkeypatch.setenv("GPIPE_JOB", "j")
-    assert runs.resume_command(run) == "gpipe submit --run t12_400m/1 --storage /shared --address "
+    assert runs.resume_command(run) == "gpipe submit --run t12_400m/1 --storage /shared"
     assert runs.sync_command(run) == f"wandb sync --include-offline {run.path}/wandb/offline-run-* (on the job's node)"
 
 
