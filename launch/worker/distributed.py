@@ -46,13 +46,11 @@ def init_process_group(
     """Joins the default process group, by a URL or in a store; returns this process's device: the GPU of index ``gpu``,
     or the CPU. Also sets torch's ``threads``, if given; on a GPU ``gpu_environment`` and the kernel of attention.
 
-    gloo connects two workers at their first message: each with each other, for every group, would be a million entries
-    of the store and a thousand descriptors a worker at 1,024 workers. The soft limit of open files becomes OPEN_FILES,
-    if the hard one is not lower.
+    gloo connects each worker with each other for every group, so the soft limit of open files becomes OPEN_FILES, if
+    the hard one is not lower. (Connecting at the first message, TORCH_GLOO_LAZY_INIT, hangs with several cells a stage.)
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, min(most, OPEN_FILES)), most))
     if gpu is not None:
