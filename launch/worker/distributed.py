@@ -47,7 +47,7 @@ def init_process_group(
     or the CPU. Also sets torch's ``threads``, if given; on a GPU ``gpu_environment`` and the kernel of attention.
 
     gloo connects each worker with each other for every group, so the soft limit of open files becomes OPEN_FILES, if
-    the hard one is not lower. (Connecting at the first message, TORCH_GLOO_LAZY_INIT, hangs with several cells a stage.)
+    the hard one is not lower. With TORCH_GLOO_LAZY_INIT, connections at the first message, several cells a stage hang.
     """
     if threads is not None:
         torch.set_num_threads(threads)
