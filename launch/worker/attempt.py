@@ -17,10 +17,6 @@ if TYPE_CHECKING:  # a Ray actor that only passes attempts on imports this modul
     from experiments.base.experiment import Experiment
 
 
-TEMPORARY = ("experiment.draft", "plan.draft", "shrunk.toml", "shrunk.json")
-"""Files of a run that it may remove: what workers read instead of its experiment and plan."""
-
-
 @dataclass(frozen=True)
 class Attempt:
     """Where and from when a run trains. What is trained, and how, its workers read from the run's folder."""
