@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1262,
-    "launch/backends": 1619,
+    "launch/backends": 1620,
     "launch/diagnostics": 687,
     "launch/diff": 956,
     "launch/inference": 1200,
@@ -24,7 +24,7 @@ BUDGETS = {
     "launch/tracking": 619,
     "launch/train": 751,
     "launch/watching": 952,
-    "launch/worker": 1860,
+    "launch/worker": 1861,
     "experiments": 169,
     "experiments/base": 1148,
     "experiments/custom": 1955,
@@ -46,7 +46,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
     "suite/pipeline/schedule": 1478,
-    "suite/training": 3952,
+    "suite/training": 3955,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

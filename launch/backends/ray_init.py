@@ -48,6 +48,7 @@ def init(**arguments: Any) -> None:
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call after shutdown fails, and starts no other Ray
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else a local Ray's processes, and so the stages, get 15
     # avoids Ray's warning about the devices that a worker without a GPU will see; our workers get their device from us
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray._private.utils.set_sigterm_handler = lambda handler: None  # Ray's handler exits silently

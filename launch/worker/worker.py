@@ -253,6 +253,7 @@ class _Stage:
             on_failure=validation.forget if validation is not None else lambda step: None,
             owner=self.attempt.owner_of_attempt,
             on_published=partial(note_published, self.run),
+            on_progress=lambda: self.status.begin("save", self.status.step),  # its time begins anew
         )
 
     def _finish(

@@ -50,7 +50,9 @@ def checkpoint(replicas):
         count, waits = len(works.toy().layers), Counter()
 
         def saver(engine, start):
-            return Saver(Storage(folder), engine.optimizer, lambda units: {}, print, start)
+            saver = Saver(Storage(folder), engine.optimizer, lambda units: {}, print, start)
+            saver._own, saver._writers = {*range(count)}, [0]  # no other replica is there to write its layers
+            return saver
 
         def load_weights(stage):
             loaded = newest_valid(folder, stage.indices, count, print)

@@ -51,17 +51,19 @@ class Saver:
         on_failure: Callable[[int], None] = lambda step: None,
         owner: str = "",
         on_published: Callable[[int], None] = lambda step: None,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """``notes`` returns the manifest's notes for the units seen; only rank 0 uses ``log``. ``start`` is the step of
         the checkpoint that the run resumed from, 0 for none. ``on_failure`` gets the step of each save that failed and
         is not tried again, on all workers. ``owner`` names the driver, which now owns the checkpoints. Rank 0 calls
-        ``on_published`` with each step before older checkpoints are removed.
+        ``on_published`` with each step before older checkpoints are removed. A save point that goes on waiting, because
+        layers were written, calls ``on_progress``.
 
         Raises CheckpointError when the location of the checkpoints cannot be listed or written.
         """
         self._storage, self._optimizer, self._coord = storage, optimizer, optimizer.coord
         self._notes, self._log, self._deadline_s, self._on_failure = notes, log, deadline_s, on_failure
-        self._owner, self._on_published = owner, on_published
+        self._owner, self._on_published, self._on_progress = owner, on_published, on_progress
         self._save: AsyncSave | None = None
         self._saving_step: int | None = None
         """The step of the running save; workers that write nothing also know it."""
@@ -139,6 +141,7 @@ class Saver:
             states = all_gather([self._with_rank(fault), goes_on])
             if not any(goes_on for _, goes_on in states):
                 return "; ".join(fault for fault, _ in states if fault)
+            self._on_progress()
 
     def finish(self, step: int, units: int, best: bool = False) -> None:
         """Returns when the state after the last step is saved; retries a failed save. All workers must call it.

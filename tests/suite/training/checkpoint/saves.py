@@ -37,8 +37,17 @@ class Counting:
         self.update = StageOptimizer(self.stage, len(layers), ties, self.coord, groups, settings)
         self._named = named
         storage = storage if isinstance(storage, Storage) else Storage(storage)
-        self.failed = []
-        self.saver = Saver(storage, self.update, lambda units: {}, log, start, deadline_s, self.failed.append)
+        self.failed, self.progress = [], []
+        self.saver = Saver(
+            storage,
+            self.update,
+            lambda units: {},
+            log,
+            start,
+            deadline_s,
+            self.failed.append,
+            on_progress=lambda: self.progress.append(time.monotonic()),
+        )
 
     @torch.no_grad()
     def become(self, step):

@@ -113,21 +113,23 @@ class Slow(Storage):
 
 
 def waits_for_progress(rank, world, rendezvous, folder):
-    """Returns what is logged, what is restored, and how many seconds the save point waited."""
+    """Returns what is logged, what is restored, how many seconds the save point waited, and how often it told of
+    progress."""
     said = []
     one = Counting(rank, world, rendezvous, Slow(folder), log=said.append, deadline_s=1.0)
     one.become(1)
     one.saver.save(1, 0)
     begin = time.monotonic()
     one.saver.wait()
-    return said, restored(folder), time.monotonic() - begin
+    return said, restored(folder), time.monotonic() - begin, len(one.progress)
 
 
 def test_a_save_point_waits_longer_than_its_deadline_while_layers_are_written(tmp_path):
     """Of two stages with three layers each."""
-    for said, found, seconds in run_processes(waits_for_progress, 2, str(tmp_path)):
+    for said, found, seconds, told in run_processes(waits_for_progress, 2, str(tmp_path)):
         assert (said, found) == ([], 1)
         assert seconds > 2 * 0.75
+        assert told >= 1
 
 
 class Counted(Storage):
