@@ -44,7 +44,7 @@ def test_the_papers_sizes_train_in_bf16_and_are_counted_in_fp32() -> None:
 )  # fmt: skip
 def test_other_names_are_not_language_models(name: str) -> None:
     assert find_transformer(name) is None
-    with pytest.raises(SettingError, match="there is no experiment"):
+    with pytest.raises(SettingError, match="there is no experiment" if name else "which experiment"):
         find(name)
 
 
