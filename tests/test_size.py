@@ -16,7 +16,7 @@ BUDGETS = {
     "launch/diagnostics": 687,
     "launch/diff": 956,
     "launch/inference": 1200,
-    "launch/jobs": 669,
+    "launch/jobs": 668,
     "launch/planning": 516,
     "launch/runs": 508,
     "launch/supervision": 680,

@@ -32,7 +32,7 @@ class JobLog:
     """Shows a job's log on this machine, and remembers where the job runs and writes."""
 
     def __init__(self, client: JobClient, job: str, again: dict[str, str], console: Console) -> None:
-        """``again`` are the Makefile's variables that resume a run of the job, all but RUN."""
+        """``again`` are the options of ``gpipe submit`` that resume a run of the job, all but the run."""
         self._client, self._job, self._again, self._console = client, job, again, console
         self._node, self._folder, self._page, self._bar = "", "", "", Bar(console)
 
@@ -131,9 +131,8 @@ def report_end(details: JobDetails, console: Console) -> int:
     if details.status in (JobStatus.SUCCEEDED, JobStatus.STOPPED):
         console.print(f"job {job} {'is done' if details.status == JobStatus.SUCCEEDED else 'was stopped'}")
         return int(details.status == JobStatus.STOPPED)
-    reason = ([line.strip() for line in (details.message or "").splitlines() if line.strip()] or ["no reason given"])[
-        -1
-    ]
+    told = [line.strip() for line in (details.message or "").splitlines() if line.strip()]
+    reason = told[-1] if told else "no reason given"
     if code is None or code < 0:
         began = details.driver_node_id  # Ray records it when the job starts
         ended = f"was killed (signal {-code})" if code else f"was lost, alone or with its node ({reason})"

@@ -53,8 +53,8 @@ class Task:
             write_atomically(self.run.experiment, self.member.experiment.to_toml())
 
     def arguments(self, launcher: str) -> list[str]:
-        """Returns the command's arguments. Training takes up an interrupted run; scoring takes the checkpoint that the
-        sweep compares, on one device: one stage has no bubble."""
+        """Returns the command's arguments. Training starts or resumes the run. Scoring uses the checkpoint that the
+        sweep compares, on one device."""
         if self.what == "train":
             waiting = ["--set", f"train.device_timeout_s={WAIT_S:.0f}"] if launcher == "ray" else []
             return ["resume", "--launcher", launcher, *waiting, "--", str(self.run.path)]

@@ -87,10 +87,12 @@ def finished(head, stopped):
     """The same run, resumed by another job to its end."""
     run, followed, *_ = stopped
     steps = len(losses(run)) + 20
-    given = dict(part.split("=", 1) for part in line_of(followed, "resume its run then: make submit ").split())
-    assert given == {"RUN": f"{run.parent.name}/{run.name}", "STORAGE": str(head.storage), "ADDRESS": head.address}
+    words = line_of(followed, "resume its run then: gpipe submit ").split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    run_id = f"{run.parent.name}/{run.name}"
+    assert given == {"--run": run_id, "--storage": str(head.storage), "--address": head.address}
     printed = head.gpipe(
-        "submit", "--run", given["RUN"], "--set", f"train.steps={steps}", "--storage", given["STORAGE"], "--job",
+        "submit", "--run", given["--run"], "--set", f"train.steps={steps}", "--storage", given["--storage"], "--job",
         "second", seconds=400,
     )  # fmt: skip
     return run, steps, printed
