@@ -1,4 +1,4 @@
-"""Follows a job's log with the progress bar of a local run; reconnects after a lost connection."""
+"""Follows a job's log; reconnects after a lost connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from launch import interrupts
 from launch.jobs.client import JobClient, JobError, UnreachableError
 from launch.jobs.start import NODE_LINE
 from launch.runs.store import FOLDER_LINE, REPORT_LINE
-from launch.tracking.progress import Bar, read_update
 
 LOST_S, SILENCE_S = 120.0, 15.0
 """Seconds to retry a cluster that no longer answers, and without output after which it is asked whether it is alive."""
@@ -34,7 +33,7 @@ class JobLog:
     def __init__(self, client: JobClient, job: str, again: dict[str, str], console: Console) -> None:
         """``again`` are the options of ``gpipe submit`` that resume a run of the job, all but the run."""
         self._client, self._job, self._again, self._console = client, job, again, console
-        self._node, self._folder, self._page, self._bar = "", "", "", Bar(console)
+        self._node, self._folder, self._page = "", "", ""
 
     def follow(self, lost_s: float = LOST_S) -> int:
         """Shows the log until the job ends. Returns 0 on success, otherwise its exit code, or 1 if it has none.
@@ -67,42 +66,34 @@ class JobLog:
             self._page = f"{self._folder}/report.html"
         elif line.startswith(REPORT_LINE):
             self._page = line.removeprefix(REPORT_LINE).partition(" and ")[0]
-        if (update := read_update(line)) is not None:
-            self._bar.show(update)
-        elif not any(part in line for part in RAY_LINES):
+        if not any(part in line for part in RAY_LINES):
             self._console.print(line)
 
     async def _show_all(self, lost_s: float) -> None:
         """Shows the complete lines of a log, each once: a new connection starts over and skips what was shown."""
         seen, rest, lost_at = 0, "", None
-        self._bar.start()
-        try:
-            while True:
-                skip = seen
-                with suppress(UnreachableError, aiohttp.ClientError, RuntimeError, OSError):
-                    async for text in _chunks(self._client, self._job):
-                        if lost_at is not None:
-                            self._console.print("connected again")
-                            lost_at = None
-                        new, skip = text[skip:], max(0, skip - len(text))
-                        seen += len(new)
-                        *lines, rest = (rest + new).split("\n")
-                        for line in lines:
-                            self._show(line)
-                    if self._client.get_job_status(self._job).is_terminal():
-                        self._show(rest) if rest else None
-                        return
-                where = f"{self._client.address}; job {self._job} keeps running"
-                if lost_at is None:
-                    lost_at = time.monotonic()
-                    self._console.print(f"lost the connection to {where}; reconnecting for {lost_s:.0f} s")
-                if time.monotonic() > lost_at + lost_s:
-                    raise UnreachableError(
-                        f"no answer for {lost_s:.0f} s from {where}; when it answers\n{self.how_to()}"
-                    )
-                await asyncio.sleep(1)
-        finally:
-            self._bar.stop()
+        while True:
+            skip = seen
+            with suppress(UnreachableError, aiohttp.ClientError, RuntimeError, OSError):
+                async for text in _chunks(self._client, self._job):
+                    if lost_at is not None:
+                        self._console.print("connected again")
+                        lost_at = None
+                    new, skip = text[skip:], max(0, skip - len(text))
+                    seen += len(new)
+                    *lines, rest = (rest + new).split("\n")
+                    for line in lines:
+                        self._show(line)
+                if self._client.get_job_status(self._job).is_terminal():
+                    self._show(rest) if rest else None
+                    return
+            where = f"{self._client.address}; job {self._job} keeps running"
+            if lost_at is None:
+                lost_at = time.monotonic()
+                self._console.print(f"lost the connection to {where}; reconnecting for {lost_s:.0f} s")
+            if time.monotonic() > lost_at + lost_s:
+                raise UnreachableError(f"no answer for {lost_s:.0f} s from {where}; when it answers\n{self.how_to()}")
+            await asyncio.sleep(1)
 
 
 async def _chunks(client: JobClient, job: str) -> AsyncIterator[str]:

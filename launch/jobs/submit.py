@@ -32,7 +32,6 @@ from launch.jobs.client import JobClient, JobError
 from launch.jobs.follow import JobLog
 from launch.jobs.package import OWN, copy_checkout, is_tracked
 from launch.runs.store import ADDRESS, JOB, SOURCE
-from launch.tracking.progress import FOLLOWED
 from suite.errors import PlacementError, SettingError, nearest
 from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
@@ -188,7 +187,6 @@ def send(
     variables = {
         JOB: job,
         ADDRESS: client.address,
-        FOLLOWED: "1",
         "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
         **({"GPIPE_STORAGE": storage} if storage else {}),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from rich.console import Console
 from experiments.base.experiment import Experiment
 from launch.error_log import log_error
 from launch.runs.store import RunFolder
-from launch.tracking.progress import FOLLOWED, Bar, Update
+from launch.tracking.progress import Bar
 from launch.tracking.step_line import figures, validation_line
 from suite.training.jsonl import parsed
 from suite.training.metrics import STEP, STEP_S, is_step
@@ -72,13 +70,12 @@ class Follower:
         # from the end, because a resumed run has lines already, and rewrites them while it starts
         self._metrics, self._messages = LogTail(run.metrics, from_end=True), LogTail(run.messages, from_end=True)
         self._thread = PeriodicThread(self._poll, 0.5, "follow", log_error)
-        self._view = Bar(console, marked=os.environ.get(FOLLOWED) == "1")
-        self._began = time.monotonic()
+        steps = experiment.train.steps
+        self._view = Bar(console, steps, experiment.train.log_every or max(1, steps // 10))
         self._mean_step_s: float | None = None
 
     def __enter__(self) -> Follower:
         self._view.start()
-        self._view.show(Update(0, self._train.steps, ((0, "starting workers"),), 0.0))
         self._thread.start()
         return self
 
@@ -115,7 +112,4 @@ class Follower:
         step, steps = int(values[STEP]), self._train.steps
         every = self._train.validate_every or steps
         validations = -(-steps // every) - step // every  # one at each multiple of the interval, and one at the end
-        ranked = tuple(figures(values, steps, self._unit, self._mean_step_s, self._validation_s * validations))
-        elapsed_s = time.monotonic() - self._began
-        log_every = self._train.log_every or max(1, steps // 10)  # steps between two lines without a terminal
-        self._view.show(Update(step, steps, ranked, elapsed_s, log_every))
+        self._view.show(step, figures(values, steps, self._unit, self._mean_step_s, self._validation_s * validations))
