@@ -24,7 +24,7 @@ BUDGETS = {
     "launch/tracking": 564,
     "launch/train": 751,
     "launch/watching": 952,
-    "launch/worker": 1861,
+    "launch/worker": 1858,
     "experiments": 169,
     "experiments/base": 1148,
     "experiments/custom": 1955,

@@ -219,6 +219,7 @@ class RankLauncher:
 
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt, until it ends, or a worker fails, or the watchdog has a verdict."""
+        attempt = replace(attempt, local_workers=_ranks_per_node(self.ranks.world))
         store, number, others = self.ranks.store, next(self._numbers), range(1, self.ranks.world)
         keys = [f"{number}/{rank}" for rank in others]
         for key in keys:

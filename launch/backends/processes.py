@@ -255,9 +255,7 @@ class ProcessLauncher:
 
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:
         """Runs one attempt, until it ends or the watchdog has a verdict."""
-        from launch.worker.attempt import threads_of
-
-        os.environ["OMP_NUM_THREADS"] = str(threads_of(experiment))
+        os.environ["OMP_NUM_THREADS"] = str(experiment.train.threads or attempt.cores)
         try:
             run_processes(
                 run_worker, attempt.workers, attempt, deadline_s=math.inf, should_stop=lambda: watchdog.should_stop

@@ -13,7 +13,7 @@ from launch.backends.stage_actors import HOLD_S, StageActors
 from launch.node_probe import folder_of
 from launch.runs.checkpoints import checkpoint_location
 from launch.supervision.watchdog import Watchdog
-from launch.worker.attempt import Attempt, threads_of
+from launch.worker.attempt import Attempt
 from suite.errors import (
     BusyError,
     PeerLostError,
@@ -81,7 +81,7 @@ class RayLauncher:
             self._release()
             placement = self._place(experiment.pipeline.stages, experiment.pipeline.replicas)
             self._check_folders(attempt, experiment, placement)
-            self._actors = StageActors(placement.ids, self._kind, threads_of(experiment))
+            self._actors = StageActors(placement.ids, self._kind, experiment.train.threads)
             if self._actors.has_devices():
                 return self._actors
             self._log(f"Ray did not give these devices in {HOLD_S:.0f} s, others may have them now; choosing again")

@@ -42,13 +42,13 @@ Ended = SuiteError | None
 class StageActor:
     """Owns a device, and runs one rank's stage of each attempt on it. ``stop`` has a thread of its own."""
 
-    def __init__(self, rank: int, threads: int) -> None:
-        """Each stage process computes with so many ``threads``."""
+    def __init__(self, rank: int, threads: int | None) -> None:
+        """Each stage process computes with so many ``threads``; None: with its share of this machine's cores."""
         self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         use_interface_of(self._host)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "")  # that of the host name, instead of loopback
-        os.environ.update(OMP_NUM_THREADS=str(threads), TOKENIZERS_PARALLELISM="false")
-        self._rank, self._stopped = rank, 0
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self._rank, self._threads, self._stopped = rank, threads, 0
         self._store: Any = None
 
     def device(self) -> tuple[str, list[str]]:
@@ -65,9 +65,10 @@ class StageActor:
         """Runs the stage in a new process. Yields its heartbeats, after pauses, and then how it ended: by itself, or
         because it was stopped. ``gpus`` are those of all stages on this node: NCCL copies directly between two GPUs
         only if a process sees both."""
+        os.environ["OMP_NUM_THREADS"] = str(self._threads or attempt.cores)  # before the forkserver starts
         device = None
         if attempt.use_gpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # before the forkserver starts
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             device = gpus.index(self.device()[1][0])
         pause_s, sent = max(SEND_S, attempt.workers / SENDS_PER_S), b""
         with (

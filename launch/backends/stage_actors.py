@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -27,8 +29,9 @@ END_S = 15.0
 class StageActors:
     """Serves all attempts on the same devices. An actor that has died is started again in the next attempt."""
 
-    def __init__(self, nodes: Sequence[str], kind: str, threads: int) -> None:
-        """Asks for a device of a ``kind``, GPU or CPU, on the node of each rank, by node id."""
+    def __init__(self, nodes: Sequence[str], kind: str, threads: int | None) -> None:
+        """Asks for a device of a ``kind``, GPU or CPU, on the node of each rank, by node id. ``threads`` are those of each
+        stage; None: its share of the cores."""
         self.workers, self._kind, self._threads = len(nodes), kind, threads
         self.usable = True
         """Whether another attempt may use them: no actor has failed to start in time, as on a node that is lost."""
@@ -63,10 +66,12 @@ class StageActors:
         gpus: dict[str, list[str]] = {}
         for node, own in self._devices.values():
             gpus[node] = sorted({*gpus.get(node, []), *own})
+        workers = Counter(node for node, _ in self._devices.values())
         self._attempt, self._streams = attempt.number, {}
         for rank, actor in self._actors.items():
             run = actor.run.options(num_returns="streaming")
-            self._streams[run.remote(attempt, store, gpus[self._devices[rank][0]])] = rank
+            node, _ = self._devices[rank]
+            self._streams[run.remote(replace(attempt, local_workers=workers[node]), store, gpus[node])] = rank
 
     def receive(self) -> tuple[dict[int, bytes], dict[int, Ended]]:
         """Waits POLL_S; returns what has come since, by rank: heartbeats, and the ends of stages."""

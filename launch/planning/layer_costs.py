@@ -75,7 +75,7 @@ class MeasuredCosts:
             device = f"{device} of the cluster with {min(node.name for node in cluster.nodes)}"
         path = self.cache / f"{_digest(work.key(), device, workers, threads)}.json"
         history = self.cache / f"steps-{_digest(device)}.jsonl"
-        where = f"{device}, {workers} processes, {threads} threads each"
+        where = f"{device}, {workers} processes, {threads} thread{'s' * (threads > 1)} each"
         record = CostRecord.read(path)
         reason = _reason_to_remeasure(record, cluster) if record is not None else ""
         is_cached = record is not None and not reason

@@ -37,7 +37,7 @@ from launch.train.finished import after_interrupt
 from launch.train.step_check import StepCheck
 from launch.watching.report import update_page
 from launch.watching.run_data import RunData
-from launch.worker.attempt import Attempt, draft_of, run_logger, threads_of
+from launch.worker.attempt import Attempt, draft_of, run_logger
 from launch.worker.run_plan import RunPlan
 from suite.errors import PlacementError, PlanError, typed_line
 from suite.log import Log
@@ -175,7 +175,7 @@ class CurrentRun:
 
 
 def _note(experiment: Experiment) -> str:
-    return f"{experiment.title}; {_workers(experiment)} workers, {threads_of(experiment)} threads each"
+    return f"{experiment.title}; {_workers(experiment)} workers"
 
 
 def _workers(experiment: Experiment) -> int:

@@ -8,13 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch.runs.store import RunFolder
 from suite.cgroups import cpu_limit
-
-if TYPE_CHECKING:  # a Ray actor that only passes attempts on imports this module
-    from experiments.base.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -25,6 +21,8 @@ class Attempt:
     data: Path
     """The prepared data."""
     workers: int
+    local_workers: int | None = None
+    """Those on this worker's machine; None: all."""
     use_gpu: bool = False
     resume: bool = False
     number: int = 1
@@ -52,6 +50,11 @@ class Attempt:
         return RunFolder(self.folder)
 
     @property
+    def cores(self) -> int:
+        """A worker's equal share of its machine's cores, at least one."""
+        return max(1, cpu_limit() // (self.local_workers or self.workers))
+
+    @property
     def owner_of_attempt(self) -> str:
         """Who writes the checkpoints of this attempt."""
         return f"{self.owner}, attempt {self.number}"
@@ -74,12 +77,6 @@ def draft_of(file: Path) -> Path:
 def _newest(file: Path) -> Path:
     draft = draft_of(file)
     return draft if draft.exists() else file
-
-
-def threads_of(experiment: Experiment) -> int:
-    """Returns the compute threads of a worker: as set, or an equal share of this machine's cores."""
-    workers = experiment.pipeline.stages * experiment.pipeline.replicas
-    return experiment.train.threads or max(1, cpu_limit() // workers)
 
 
 def run_logger(messages: Path) -> Callable[[str], None]:

@@ -20,7 +20,7 @@ from experiments.custom.loading import Source, find_function
 from launch.runs.checkpoints import checkpoint_location, note_published
 from launch.runs.record import write_record
 from launch.runs.store import RunFolder
-from launch.worker.attempt import Attempt, run_logger, threads_of
+from launch.worker.attempt import Attempt, run_logger
 from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
 from launch.worker.feed_processes import make_batches
 from launch.worker.gpu_debug import leave_gpu_dumps
@@ -76,7 +76,7 @@ def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: i
             if attempt.hook:
                 source = Source.parse(attempt.hook)
                 find_function(source.place, source.function)(source.label, coord, attempt, status)
-            torch.set_num_threads(threads_of(experiment))
+            torch.set_num_threads(experiment.train.threads or attempt.cores)
             keep_freed_memory()
             profiled = experiment.train.profile_steps is not None
             dumps = leave_gpu_dumps(run.gpu, coord, attempt.number, status, with_stacks=profiled)

@@ -45,7 +45,6 @@ def session(monkeypatch, tmp_path):
     actors = type("Actors", (FakeActors,), {"made": []})
     monkeypatch.setattr(ray_launcher, "check_shared", lambda *_: None)
     monkeypatch.setattr(ray_launcher, "StageActors", actors)
-    monkeypatch.setattr(ray_launcher, "threads_of", lambda experiment: 1)
     monkeypatch.setattr(ray_launcher, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes, closed = [Node("1", "a", 2, 2)], []
     connection = SimpleNamespace(
@@ -58,7 +57,7 @@ def session(monkeypatch, tmp_path):
     )
     attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False)
     experiment = SimpleNamespace(
-        pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0)
+        pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0, threads=None)
     )
     watchdog = SimpleNamespace(
         coords=range(2), heartbeats={}, verdict=None, should_stop=False, paused=False, receive=lambda heartbeats: None

@@ -9,6 +9,7 @@ import ray
 
 from launch.backends import stage_actor
 from launch.backends.stage_actor import StageActor
+from launch.worker import attempt
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import HeartbeatWriter, parse_heartbeat
 from suite.errors import WorkerDiedError
@@ -83,3 +84,12 @@ def test_a_stage_sees_all_gpus_of_its_node_and_takes_its_own(actor, stage_is):
     stage_is(lambda *given: seen.extend((given[4], os.environ["CUDA_VISIBLE_DEVICES"])))
     assert list(run(actor, use_gpu=True, gpus=["3", "5"])) == [None]
     assert seen == [1, "3,5"]
+
+
+def test_without_a_setting_a_stage_computes_with_its_share_of_the_nodes_cores(actor, stage_is, monkeypatch):
+    actor._threads, seen = None, []
+    stage_is(lambda *_: seen.append(os.environ["OMP_NUM_THREADS"]))
+    monkeypatch.setattr(attempt, "cpu_limit", lambda: 32)
+    for local in (2, 8, 64):
+        assert list(actor.run(Attempt(None, None, 1024, local_workers=local), "host 1", ())) == [None]
+    assert seen == ["16", "4", "1"]

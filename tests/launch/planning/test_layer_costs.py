@@ -77,11 +77,11 @@ def test_costs_are_measured_once_and_then_read_from_the_cache(measured, tmp_path
     assert second.machine == first.machine
     assert first.measured
     assert second.measured
-    assert first.source.endswith(", 2 processes, 1 threads each, load 3.5, spread 1.20")
+    assert first.source.endswith(", 2 processes, 1 thread each, load 3.5, spread 1.20")
     assert second.source == f"{first.source}; cached"
     assert len(said) == 1
     assert said[0].startswith("measuring the layers on this machine's ")
-    assert "2 processes, 1 threads each" in said[0]
+    assert "2 processes, 1 thread each" in said[0]
 
 
 def test_other_workloads_and_worker_counts_are_measured_separately(measured, tmp_path):

@@ -213,7 +213,7 @@ def test_a_failed_job_shows_its_root_cause_and_exit_code(head):
     assert lines[-2].startswith("error: there is no corpus '/nowhere'")
     assert "Traceback" not in printed
     assert "Running entrypoint" not in printed
-    assert "already has a job fourth; choose another name with JOB=" in head.gpipe(*arguments, code=2)
+    assert "already has a job fourth; choose another name with --job" in head.gpipe(*arguments, code=2)
 
 
 def test_a_job_whose_driver_is_killed_is_one_sentence(head):
