@@ -30,8 +30,8 @@ class StageActors:
     """Serves all attempts on the same devices. An actor that has died is started again in the next attempt."""
 
     def __init__(self, nodes: Sequence[str], kind: str, threads: int | None) -> None:
-        """Asks for a device of a ``kind``, GPU or CPU, on the node of each rank, by node id. ``threads`` are those of each
-        stage; None: its share of the cores."""
+        """Asks for a device of a ``kind``, GPU or CPU, on the node of each rank, by node id. Each stage has so many
+        ``threads``; None: its share of the cores."""
         self.workers, self._kind, self._threads = len(nodes), kind, threads
         self.usable = True
         """Whether another attempt may use them: no actor has failed to start in time, as on a node that is lost."""
