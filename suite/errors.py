@@ -77,7 +77,7 @@ class WorkerError(SuiteError):
 class WorkerDiedError(WorkerError):
     """A worker's process died without a report: killed, out of memory, or its node was lost."""
 
-    def __init__(self, rank: int, how: str, kind: Literal["death", "node", "preemption"] = "death") -> None:
+    def __init__(self, rank: int, how: str, kind: Literal["death", "start", "node", "preemption"] = "death") -> None:
         self.rank, self.how, self.kind = rank, how, kind
         super().__init__(rank, how, kind)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from experiments.base.hints import option
+from experiments.base.hints import command, option
 from models.chunked_loss import CPU_LOGITS_BYTES, accelerator_logits_bytes
 from suite.errors import SettingError
 from suite.pipeline.model.topology import TransportName
@@ -44,6 +44,8 @@ class Cluster:
     """Whether all GPUs multiply bf16."""
     device_names: tuple[str, ...] = ()
     """The names of its devices, if they differ: all count as one of them, with the memory of the smallest."""
+    left_out: tuple[str, ...] = ()
+    """The names of nodes that are not used, each with the reason."""
 
     def __str__(self) -> str:
         where = f" on {len(self.nodes)} nodes" if len(self.nodes) > 1 else ""
@@ -60,9 +62,10 @@ class Cluster:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a plan says about devices that differ, and about one of which only the memory is declared."""
+        """What a plan says about nodes that are left out, devices that differ, and a device of which only the memory is
+        declared."""
         name = self.name if self.device is None else self.device.name
-        notes = []
+        notes = [f"left out: {node}; run `{command('doctor')}`" for node in self.left_out]
         if self.device_names:
             devices = ", ".join(self.device_names)
             notes.append(

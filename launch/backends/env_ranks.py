@@ -272,6 +272,10 @@ class RankLauncher:
             )
         return workers
 
+    def leave_out(self, rank: int) -> str:
+        """Returns nothing: torchrun or srun has chosen the nodes."""
+        return ""
+
 
 def _decoded(error: Any) -> SuiteError | None:
     if error is None:

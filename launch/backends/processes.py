@@ -129,7 +129,7 @@ def run_worker_alone(
     except SuiteError as error:
         return error
     except RuntimeError as error:  # it failed before it could report where; the message contains its traceback
-        return WorkerError(f"a worker failed while it started: {str(error).strip().splitlines()[-1]}")
+        return WorkerDiedError(rank, f"it failed while it started: {str(error).strip().splitlines()[-1]}", "start")
     return None
 
 
@@ -269,6 +269,10 @@ class ProcessLauncher:
     def available_devices(self, workers: int) -> int:
         """Returns ``workers``: this machine does not lose devices."""
         return workers
+
+    def leave_out(self, rank: int) -> str:
+        """Returns nothing: there is no other machine."""
+        return ""
 
 
 def run_worker(

@@ -16,7 +16,7 @@ from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
 from launch.backends.ray_launcher import RayLauncher
 from launch.backends.shared_folder import check_shared
-from launch.ray_nodes import run_on_all
+from launch.ray_nodes import collect, run_on_all, start_on
 from launch.runs.store import CACHE
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
@@ -49,8 +49,8 @@ class RayClusterBackend(Backend):
         """Devices of each node, by node id."""
 
     def cluster(self) -> Cluster:
-        """Returns the devices of the nodes that answer, free or busy. If they differ, all count as the slowest of them
-        (``_speed``), with the smallest memory.
+        """Returns the devices of the nodes that answer, free or busy, and leaves out the others. If they differ, all
+        count as the slowest of them (``_speed``), with the smallest memory.
 
         Raises PlacementError when the cluster does not answer or has no devices.
         """
@@ -61,8 +61,14 @@ class RayClusterBackend(Backend):
                 raise PlacementError(f"the Ray cluster at {address()} has no node with a device; add one")
             name = self._connection.name()
         new = [node for node in nodes if node.id not in self._devices]
-        found = run_on_all(new, _node_devices, kind, limit_s=FACTS_TIMEOUT_S, fault=_no_answer)
+        asked = {node: start_on(node.id, _node_devices, kind, max_retries=0) for node in new}
+        found, silent = collect(asked, FACTS_TIMEOUT_S)
         self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
+        nodes = tuple(node for node in nodes if node not in silent)
+        for node, why in silent.items():
+            if not nodes:
+                raise _no_answer(node, why)
+            self._connection.left_out[node.id] = f"{node.name}, which gave no result: {why}"
         of_nodes = [self._devices[node.id] for node in nodes]
         slowest = min(of_nodes, key=_speed)
         names = tuple(dict.fromkeys(devices.name for devices in of_nodes))
@@ -75,6 +81,7 @@ class RayClusterBackend(Backend):
             network=links.between_nodes if links else None,
             reduction=links.all_reduce if links else None,
             device_names=names if len(names) > 1 else (),
+            left_out=tuple(self._connection.left_out.values()),
         )
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:

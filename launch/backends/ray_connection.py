@@ -41,6 +41,8 @@ class Connection:
     def __init__(self, workers: int = 1) -> None:
         """A local Ray gets room for so many workers, even if they must share cores."""
         self.connected = False
+        self.left_out: dict[str, str] = {}
+        """Nodes that a run does not use, by id: their names, and why."""
         self._workers = workers
 
     def open(self) -> None:
@@ -72,7 +74,8 @@ class Connection:
         as alive. Ray needs up to half a minute to notice a lost machine."""
         self.open()
         free = available_resources_per_node()  # type: ignore[no-untyped-call]
-        counted = [node for node in alive_nodes() if int(node["Resources"].get(kind, 0))]
+        offering = [node for node in alive_nodes() if int(node["Resources"].get(kind, 0))]
+        counted = [node for node in offering if node["NodeID"] not in self.left_out]
         nodes = [
             Node(
                 node["NodeID"],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from experiments.base.experiment import Experiment
 from launch.backends.ray_connection import POLL_S, Connection, answering, wait_for_devices
 from launch.backends.shared_folder import check_shared
-from launch.backends.stage_actors import HOLD_S, StageActors
+from launch.backends.stage_actors import StageActors
 from launch.node_probe import folder_of
 from launch.runs.checkpoints import checkpoint_location
 from launch.supervision.watchdog import Watchdog
@@ -84,9 +85,12 @@ class RayLauncher:
             self._actors = StageActors(placement.ids, self._kind, experiment.train.threads)
             if self._actors.has_devices():
                 return self._actors
-            self._log(f"Ray did not give these devices in {HOLD_S:.0f} s, others may have them now; choosing again")
+            free = {node.id: node.free for node in self._connection.nodes(self._kind)}
+            taken = any(count > free.get(node, 0) for node, count in Counter(placement.ids).items())
+            why = "others have them now" if taken else "although they are free"
+            self._log(f"Ray did not give these devices in {self._actors.hold_s:.0f} s, {why}; choosing again")
         self._release()
-        raise BusyError(f"others took the devices {MOST_LOSSES} times before this run; start it again")
+        raise BusyError(f"Ray did not give this run its devices {MOST_LOSSES} times, {why}; start it again")
 
     def _check_folders(self, attempt: Attempt, experiment: Experiment, placement: Placement) -> None:
         """Raises PlacementError for a node that does not see the run's folders. Asks each node once."""
@@ -124,6 +128,18 @@ class RayLauncher:
                 return min(free, workers)
             time.sleep(POLL_S)
 
+    def leave_out(self, rank: int) -> str:
+        """Places the next attempt without the node of a worker, and returns the node's name; empty if the others have
+        too few free devices."""
+        node, workers = self._node_ids[rank], len(self._node_ids)
+        name = next((known.name for known in self._connection.nodes(self._kind) if known.id == node), node)
+        self._release()
+        self._connection.left_out[node] = f"{name}, whose worker failed twice"
+        if self.available_devices(workers) == workers:
+            return name
+        del self._connection.left_out[node]
+        return ""
+
     def _place(self, stages: int, replicas: int) -> Placement:
         """Returns the placement of the workers; waits for busy devices. Raises PlacementError with the devices of each
         node if they do not become free in time."""
@@ -151,8 +167,8 @@ class RayLauncher:
         self._connection.close()
 
     def _handle_failure(self, error: Exception, watchdog: Watchdog) -> SuiteError:
-        """Ends all workers of a failed attempt, and returns the root cause. The actors end their workers; if one does
-        not answer or a node is lost, the whole session is closed.
+        """Ends all workers of a failed attempt, and returns the root cause. The actors end their workers; if a node is
+        lost, the whole session is closed.
 
         If a worker is dead, stalled or timed out, checks whether a node is lost, since that is not the program's fault.
         Ray needs up to half a minute to notice a machine without power. A machine cut off from the others may still
@@ -171,9 +187,10 @@ class RayLauncher:
         return cause if lost_rank is None else WorkerDiedError(lost_rank, "its node is lost", "node")
 
     def _stop_workers(self) -> bool:
-        """Ends the workers of an attempt; returns whether they have ended and Ray answers."""
+        """Ends the workers of an attempt; returns whether their nodes and Ray answer."""
         try:
-            return self._actors is None or self._actors.stop()
+            late = self._actors.stop() if self._actors is not None else set()
+            return not late or not self._connection.lost_nodes(late)
         except Exception:  # of many types: raised by Ray
             return False
 

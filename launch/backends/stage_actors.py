@@ -17,13 +17,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from launch.backends.ray_connection import POLL_S, START_DEADLINE
 from launch.backends.stage_actor import Ended, StageActor
 from launch.worker.attempt import Attempt
-from suite.errors import WorkerDiedError, WorkerError, typed_line
+from suite.errors import WorkerDiedError, typed_line
 
-HOLD_S = 15.0
-"""Seconds for Ray to give this run the devices that it chose."""
+HOLD_S, STARTS_PER_S = 15.0, 20
+"""Seconds for Ray to give this run the devices that it chose, and devices or actors that it starts in a second more."""
 
 END_S = 15.0
-"""Seconds for all stage processes to end."""
+"""Seconds until the next stage process has ended."""
 
 
 class StageActors:
@@ -33,6 +33,9 @@ class StageActors:
         """Asks for a device of a ``kind``, GPU or CPU, on the node of each rank, by node id. Each stage has so many
         ``threads``; None: its share of the cores."""
         self.workers, self._kind, self._threads = len(nodes), kind, threads
+        self.hold_s = HOLD_S + self.workers / STARTS_PER_S
+        """Seconds for Ray to give these devices."""
+        self._start_s = START_DEADLINE + self.workers / STARTS_PER_S
         self.usable = True
         """Whether another attempt may use them: no actor has failed to start in time, as on a node that is lost."""
         self._group = placement_group(
@@ -46,14 +49,14 @@ class StageActors:
         self._attempt = 0
 
     def has_devices(self) -> bool:
-        """Waits for the devices; returns False if Ray does not give them in HOLD_S. Two runs that start at the same
+        """Waits for the devices; returns False if Ray does not give them in ``hold_s``. Two runs that start at the same
         moment see the same free devices."""
-        return bool(ray.wait([self._group.ready()], timeout=HOLD_S)[0])
+        return bool(ray.wait([self._group.ready()], timeout=self.hold_s)[0])
 
     def begin(self, attempt: Attempt) -> None:
         """Starts the actors that are not there, and an attempt on all. Its number must be greater than the previous
-        one's. Raises WorkerDiedError for an actor that dies while it starts, WorkerError if some take too long."""
-        until = time.monotonic() + START_DEADLINE
+        one's. Raises WorkerDiedError for an actor that dies while it starts, or takes too long."""
+        until = time.monotonic() + self._start_s
         for rank in {*range(self.workers)} - self._actors.keys():
             where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
             actor = ray.remote(concurrency_groups={"stop": 1})(StageActor)  # type: ignore[call-overload]
@@ -91,14 +94,21 @@ class StageActors:
             waiting, timeout_s = [stream for stream in waiting if stream in self._streams], 0.0
         return heartbeats, ended
 
-    def stop(self) -> bool:
-        """Ends all stage processes; returns whether all actors confirm it in END_S, and are ready for an attempt."""
-        until = time.monotonic() + END_S
+    def stop(self) -> set[str]:
+        """Ends all stage processes. Once no other actor has confirmed it for END_S, kills the late ones, which the next
+        attempt starts again; returns the ids of their nodes."""
+        until, left = time.monotonic() + END_S, len(self._streams)
         for rank in self._streams.values():
             self._actors[rank].stop.options(concurrency_group="stop").remote(self._attempt)
         while self._streams and time.monotonic() < until:
             self.receive()
-        return not self._streams
+            if len(self._streams) < left:
+                until, left = time.monotonic() + END_S, len(self._streams)
+        late = {self._devices[rank][0] for rank in self._streams.values()}
+        for rank in self._streams.values():
+            self._forget(rank)
+        self._streams = {}
+        return late
 
     def end(self) -> None:
         """Ends the actors, and gives the devices back."""
@@ -117,15 +127,13 @@ class StageActors:
             return ray.get(call, timeout=max(0.0, until - time.monotonic()))
         except GetTimeoutError:
             self.usable = False
-            raise WorkerError(f"the Ray actor of worker {rank} did not start in {START_DEADLINE} s") from None
+            raise WorkerDiedError(rank, f"its Ray actor did not start in {self._start_s:.0f} s", "start") from None
         except RayError as error:
             raise self._death(rank, error) from None
 
     def _death(self, rank: int, error: RayError) -> WorkerDiedError:
-        """Forgets an actor, and returns why it died. One that only does not answer is killed: it holds the device."""
-        self._devices.pop(rank, None)
-        if (actor := self._actors.pop(rank, None)) is not None:
-            ray.kill(actor)
+        """Forgets an actor, and returns why it died."""
+        self._forget(rank)
         if not isinstance(error, RayActorError):
             return WorkerDiedError(rank, typed_line(getattr(error, "cause", error)))
         if error.preempted:
@@ -133,3 +141,9 @@ class StageActors:
         if error.actor_init_failed:
             return WorkerDiedError(rank, f"its Ray actor could not start: {str(error).strip().splitlines()[-1]}")
         return WorkerDiedError(rank, "its Ray actor ended (killed, or out of memory)")
+
+    def _forget(self, rank: int) -> None:
+        """Kills an actor: one that only does not answer holds its device."""
+        self._devices.pop(rank, None)
+        if (actor := self._actors.pop(rank, None)) is not None:
+            ray.kill(actor)

@@ -2,12 +2,14 @@
 
 kind         cause                                                             another attempt?
 user         settings, data, a checkpoint, non-finite numbers                  no: it would fail again
-program      an exception in a worker: a bug, or a flaky device                unless it comes twice in a row
-death        a process died without a report                                   unless it comes twice in a row
-stall        a worker blocks all others                                        unless it comes twice in a row
-start        the workers could not be started, or storage did not answer       unless it comes twice in a row
+program      an exception in a worker: a bug, or a flaky device                unless it comes twice in a row *
+death        a process died without a report                                   unless it comes twice in a row *
+stall        a worker blocks all others                                        unless it comes twice in a row *
+start        the workers could not be started, or storage did not answer       unless it comes twice in a row *
 node         a machine is lost, with its processes                             yes, counted by itself
 preemption   a machine was preempted                                           yes, counted by itself
+
+* The second time, the node of the failed worker is left out if others have free devices; the third failure is the last.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from suite.errors import (
 from suite.pipeline.model.topology import RankCoord
 
 Kind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
+
+SAME_FAILURE = "the same failure occurred twice in a row in the same place"
 
 LOST_WORKER: tuple[Kind, ...] = ("node", "preemption")
 
@@ -57,7 +61,7 @@ class Cause:
         stall without a known place never matches."""
         if self.kind in LOST_WORKER or (self.kind == "stall" and self.action is None):
             return False
-        if self.kind == "start":
+        if self.kind == "start" and self.stage is None:
             return other.kind == "start" and self.message == other.message
 
         def place(cause: Cause) -> tuple[object, ...]:
@@ -121,7 +125,7 @@ def reason_to_stop(causes: Sequence[Cause], since_checkpoint: int, max_restarts:
     if last.kind == "user":
         return "another attempt would not fix it"
     if len(causes) > 1 and last.same(causes[-2]):
-        return "the same failure occurred twice in a row in the same place"
+        return SAME_FAILURE
     lost = last.kind in LOST_WORKER
     count = sum((cause.kind in LOST_WORKER) == lost for cause in causes[-since_checkpoint:])
     if count > max_restarts:

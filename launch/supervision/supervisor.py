@@ -19,7 +19,7 @@ from experiments.custom.loading import absolute
 from launch import interrupts
 from launch.runs.store import resume_command
 from launch.supervision.attempt_log import AttemptLog
-from launch.supervision.failure import Cause, find_cause, reason_to_stop
+from launch.supervision.failure import SAME_FAILURE, Cause, find_cause, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
@@ -36,6 +36,10 @@ class Launcher(Protocol):
 
     def available_devices(self, workers: int) -> int:
         """Waits for ``workers`` devices for a limited time; returns how many are available, at most ``workers``."""
+
+    def leave_out(self, rank: int) -> str:
+        """Places the next attempt without the node of a worker, and returns the node's name; empty if the others have
+        too few free devices."""
 
 
 def _worker_hook() -> str:
@@ -67,6 +71,8 @@ class Supervisor:
         """Step of the checkpoint that the user chose; None once an attempt has started from it."""
         self._attempts = AttemptLog(attempt.run.attempts)
         self._causes: list[Cause] = []
+        self._left_out_for: list[Cause] = []
+        """Failures for which a node was left out."""
         self._failures_since_checkpoint = 0
         self._start: int | None = None
         """First step of the latest attempt."""
@@ -84,10 +90,12 @@ class Supervisor:
             cause = self._causes[-1]
             max_restarts = self._experiment.train.max_restarts
             reason = reason_to_stop(self._causes, self._failures_since_checkpoint, max_restarts)
-            if reason is not None:
-                raise self._final_error(error, cause, reason) from error
             number = self._attempt.number
+            if reason is not None and not (node := self._leave_out_node(cause, reason)):
+                raise self._final_error(error, cause, reason) from error
             self._log(f"attempt {number} failed: {cause.message}")
+            if reason is not None:
+                self._log(f"{reason}; node {node} is left out, because others have free devices")
             self._fit_to_devices(cause)
             self._log(f"attempt {number + 1} resumes from the newest valid checkpoint")
 
@@ -154,6 +162,15 @@ class Supervisor:
             f"`{resume_command(self._attempt.run)}` continues from the latest checkpoint"
             + (f"\n{details}" if details else "")
         )
+
+    def _leave_out_node(self, cause: Cause, reason: str) -> str:
+        """Leaves out the node of a failure that came twice; returns its name. Returns nothing if there is no other one,
+        or if another one had the same failure: then the program is at fault."""
+        if reason != SAME_FAILURE or cause.stage is None or any(map(cause.same, self._left_out_for)):
+            return ""
+        coord = self._plan.coord(0, self._experiment.pipeline)
+        self._left_out_for.append(cause)
+        return self._launcher.leave_out(coord.rank_of(cause.replica or 0, cause.stage))
 
     def _fit_to_devices(self, cause: Cause) -> None:
         """Replans if the number of available devices has changed."""

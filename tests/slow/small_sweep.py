@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 
+from experiments import names
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from experiments.sweeps.members.base import Member
@@ -42,6 +43,7 @@ def add_sweeps():
         small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
     ):
         SWEEPS[sweep.name] = sweep
+        names.SWEEP_NAMES = (*names.SWEEP_NAMES, sweep.name)
 
 
 if __name__ == "__main__":

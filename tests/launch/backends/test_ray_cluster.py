@@ -7,6 +7,7 @@ import pytest
 from experiments.base.cluster import Cluster
 from launch.backends import ray_cluster
 from launch.backends.ray_cluster import RayClusterBackend
+from suite.errors import PlacementError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.placement import Node
 
@@ -26,11 +27,30 @@ def backend(monkeypatch):
     def make(names):
         made = RayClusterBackend()
         nodes = [Node(name, f"node {name}", 0, GPUS[name].devices) for name in names]
-        made._connection = SimpleNamespace(kind=lambda: "GPU", nodes=lambda kind: nodes, name=lambda: "c", nodes_=nodes)
+        made._connection = SimpleNamespace(
+            kind=lambda: "GPU", nodes=lambda kind: nodes, name=lambda: "c", left_out={}, nodes_=nodes
+        )
         return made
 
-    monkeypatch.setattr(ray_cluster, "run_on_all", lambda nodes, *_, **__: {node: GPUS[node.id] for node in nodes})
+    def collect(asked, limit_s):
+        silent = {node: "no answer in 60 s" for node in asked if node.id == "silent"}
+        return {node: GPUS[node.id] for node in asked if node not in silent}, silent
+
+    monkeypatch.setattr(ray_cluster, "start_on", lambda *_, **__: None)
+    monkeypatch.setattr(ray_cluster, "collect", collect)
     return make
+
+
+def test_a_silent_node_is_left_out_and_named_and_a_cluster_of_silent_nodes_is_refused(backend):
+    own = backend("ab")
+    own._connection.nodes_.append(Node("silent", "node s", 0, 4))
+    cluster = own.cluster()
+    assert (cluster.devices, [node.id for node in cluster.nodes]) == (8, ["a", "b"])
+    assert cluster.notes[0] == "left out: node s, which gave no result: no answer in 60 s; run `gpipe doctor`"
+    assert own._connection.left_out.keys() == {"silent"}
+    own._connection.nodes_[:] = [Node("silent", "node s", 0, 4)]
+    with pytest.raises(PlacementError, match="node node s gave no result: no answer in 60 s"):
+        own.cluster()
 
 
 def test_nodes_of_one_device_have_the_memory_of_the_smallest(backend):

@@ -15,7 +15,8 @@ class FakeActors:
 
     sent = ()
     given = True
-    stops = True
+    late: set = frozenset()
+    hold_s = 1.0
     made: list
 
     def __init__(self, nodes, kind, threads):
@@ -33,7 +34,7 @@ class FakeActors:
         return {}, self._sent.pop(0)
 
     def stop(self):
-        return self.stops
+        return self.late
 
     def end(self):
         self.ended = True
@@ -50,6 +51,7 @@ def session(monkeypatch, tmp_path):
     connection = SimpleNamespace(
         open=bool,
         connected=True,
+        left_out={},
         nodes=lambda kind: nodes,
         nodes_and_silent=lambda kind: (nodes, []),
         lost_nodes=lambda ids: ids & {"lost"},
@@ -100,9 +102,16 @@ def test_devices_that_another_run_took_first_are_chosen_again(session):
     assert not session.watchdog.paused
 
 
-def test_devices_that_others_always_take_first_are_a_busy_error(session):
-    session.actors.given = False
-    with pytest.raises(BusyError, match="others took the devices 10 times before this run"):
+@pytest.mark.parametrize(("free", "why"), [(1, "others have them now"), (2, "although they are free")])
+def test_devices_that_ray_never_gives_are_a_busy_error_that_says_whether_they_are_free(session, free, why):
+    def has_devices(actors):
+        session.nodes[0] = Node("1", "a", free, 2)
+        return False
+
+    place = session._place
+    session._place = lambda *sizes: (session.nodes.__setitem__(0, Node("1", "a", 2, 2)), place(*sizes))[1]
+    session.actors.has_devices = has_devices
+    with pytest.raises(BusyError, match=f"did not give this run its devices 10 times, {why}"):
         session.start()
     assert len(session.actors.made) == ray_launcher.MOST_LOSSES
     assert all(actors.ended for actors in session.actors.made)
@@ -130,12 +139,25 @@ def test_the_root_cause_comes_before_what_it_caused_and_the_actors_stay(session,
     assert (session.closed, actors.ended, session.begin() is actors) == ([], False, True)
 
 
-def test_an_actor_that_does_not_stop_ends_the_session(session):
-    session.actors.sent, session.actors.stops = [{0: WorkerError("x")}], False
+@pytest.mark.parametrize(("node", "ends"), [("1", False), ("lost", True)])
+def test_an_actor_that_does_not_stop_ends_the_session_if_its_node_does_not_answer(session, node, ends):
+    session.actors.sent, session.actors.late = [{0: WorkerError("x")}], {node}
     with pytest.raises(WorkerError):
         session.start()
-    assert session.closed == [True]
-    assert session.begin() is not session.actors.made[0]
+    assert session.closed == [True] * ends
+    assert (session.begin() is session.actors.made[0]) is not ends
+
+
+@pytest.mark.parametrize(("others", "left_out"), [(2, "a"), (1, "")])
+def test_a_node_is_left_out_if_others_have_enough_free_devices(session, monkeypatch, others, left_out):
+    monkeypatch.setattr(ray_launcher, "SPARE_NODE_TIMEOUT_S", 0.0)
+    first, own = session.begin(), session._connection
+    session.nodes.append(Node("2", "b", others, 2))
+    own.nodes_and_silent = lambda kind: ([node for node in session.nodes if node.id not in own.left_out], [])
+    own.nodes = lambda kind: own.nodes_and_silent(kind)[0]
+    assert session.leave_out(0) == left_out
+    assert first.ended
+    assert session.begin().nodes == (["2", "2"] if left_out else ["1", "1"])
 
 
 def test_a_lost_node_is_the_cause_and_ends_the_session(session):

@@ -108,7 +108,7 @@ def test_a_dead_actor_is_the_end_of_its_stage_and_starts_again_in_the_next_attem
     for rank in (0, 2):
         actors.made[rank].sends = [WorkerError("stopped")]
     actors.log.clear()
-    assert actors.stop()
+    assert actors.stop() == set()
     assert actors.log == ["stop 0", "stop 2"]
     actors.begin(attempt(2))
     assert [line for line in actors.log if "start" in line] == ["start 1"]
@@ -121,7 +121,7 @@ def test_an_actor_that_is_killed_while_it_starts_is_named_and_started_again(acto
     actors.dies = {rank}
     with pytest.raises(WorkerDiedError, match=f"worker {rank} gave no result: its Ray actor ended"):
         actors.begin(attempt(1))
-    assert actors.stop()
+    assert actors.stop() == set()
     assert actors.usable
     actors.dies.clear()
     actors.begin(attempt(2))
@@ -129,12 +129,30 @@ def test_an_actor_that_is_killed_while_it_starts_is_named_and_started_again(acto
     assert [actors.made[rank].given[2] for rank in range(3)] == [["0", "1"], ["0", "1"], ["2"]]
 
 
-def test_actors_that_do_not_start_or_stop_in_time_are_not_used_again(actors, monkeypatch):
-    actors.begin(attempt(1))
-    monkeypatch.setattr(stage_actors, "END_S", 0.0)
-    assert not actors.stop()
-    actors._actors.clear()
+def test_actors_that_do_not_start_in_time_are_not_used_again(actors, monkeypatch):
     monkeypatch.setattr(ray, "get", lambda answer, timeout=None: (_ for _ in ()).throw(GetTimeoutError()))
-    with pytest.raises(WorkerError, match="the Ray actor of worker 0 did not start in 180 s"):
+    with pytest.raises(
+        WorkerDiedError, match="worker 0 gave no result: its Ray actor did not start in 180 s"
+    ) as raised:
         actors.begin(attempt(2))
-    assert not actors.usable
+    assert (raised.value.kind, actors.usable) == ("start", False)
+
+
+@pytest.mark.parametrize(("ends_s", "late"), [((1, 12, 25), []), ((1, 12, 30), [2])], ids=["a long tail", "one hangs"])
+def test_ends_are_waited_for_while_others_come_and_only_late_actors_start_again(actors, monkeypatch, ends_s, late):
+    now = [0.0]
+
+    def receive():
+        now[0] += 1.0
+        for rank, end_s in enumerate(ends_s):
+            if end_s == now[0]:
+                actors._streams = {stream: at for stream, at in actors._streams.items() if at != rank}
+
+    monkeypatch.setattr(stage_actors.time, "monotonic", lambda: now[0])
+    actors.begin(attempt(1))
+    monkeypatch.setattr(actors, "receive", receive)
+    assert actors.stop() == {f"node {rank // 2}" for rank in late}
+    assert [line for line in actors.log if "kill" in line] == [f"kill {rank}" for rank in late]
+    actors.log.clear()
+    actors.begin(attempt(2))
+    assert [line for line in actors.log if "start" in line] == [f"start {rank}" for rank in late]

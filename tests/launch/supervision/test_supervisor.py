@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from launch.supervision.attempt_log import read_attempt_lines
 from launch.supervision.supervisor import Supervisor
 from launch.worker.attempt import run_logger
-from suite.errors import SettingError, WorkerError
+from suite.errors import FailureLocation, ProgramError, SettingError, WorkerError
 from tests.faults import injection
 from tests.slow.trial import Trials, Watched, assert_same
 
@@ -73,6 +74,51 @@ def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attemp
     resumed = replace(attempt, resume=True, checkpoint_step=4)
     Supervisor(experiment, plan, resumed, Finishing(), None, print).run()
     assert attempt.run.record.exists() == left
+
+
+class Devices:
+    """Two spare nodes; some fail whatever runs on them."""
+
+    def __init__(self, bad, spares=2):
+        self.node, self.bad, self.spares, self.left_out = 0, bad, spares, []
+
+    def run(self, attempt, experiment, watchdog):
+        if self.node in self.bad:
+            where = FailureLocation(0, 1, 7, "F0", 3, f"node {self.node}", "log")
+            raise ProgramError(f"on node {self.node}: CUDA error", "RuntimeError", where)
+
+    def available_devices(self, workers):
+        return workers
+
+    def leave_out(self, rank):
+        if self.node == self.spares:
+            return ""
+        self.left_out.append((rank, self.node))
+        self.node += 1
+        return f"node {self.node - 1}"
+
+
+@pytest.mark.parametrize(
+    ("bad", "spares", "attempts", "left_out"),
+    [
+        ({0}, 2, 3, [(1, 0)]),
+        ({0}, 0, 2, []),
+        ({0, 1, 2}, 2, 3, [(1, 0)]),
+    ],
+    ids=["a bad device", "no spare", "a fault of the program"],
+)
+def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(trials, bad, spares, attempts, left_out):
+    experiment, plan, attempt = trials.job(STEPS)
+    devices, said = Devices(bad, spares), []
+    supervisor = Supervisor(experiment, plan, attempt, devices, None, said.append)
+    if len(bad) == 1 and spares:
+        supervisor.run()
+        assert any("node 0 is left out, because others have free devices" in line for line in said)
+    else:
+        with pytest.raises(WorkerError, match=f"Attempt {attempts} was the last: the same failure occurred twice"):
+            supervisor.run()
+    assert len(read_attempt_lines(attempt.run.attempts)) == attempts
+    assert devices.left_out == left_out
 
 
 def test_a_hook_of_workers_that_does_not_exist_is_an_error_of_the_user(trials, monkeypatch):
