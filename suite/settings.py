@@ -47,7 +47,7 @@ class PipelineSettings(FrozenRecord):
     schedule_rows: tuple[str, ...] | None = None
     """Actions of a schedule from a file, set with pipeline.schedule."""
     virtual_stages: int = Field(1, ge=1)
-    """Cells per stage; over 1 only with interleaved, zero_bubble and csv; 2 with zbv, v_half and v_min."""
+    """Cells per stage; over 1 only with interleaved, zero_bubble, csv and auto; 2 with zbv, v_half and v_min."""
     remat: Remat = "except_last"
     """Forwards that are recomputed: always all, never none, auto as few as memory allows, except_last as few as one
     live graph per cell allows (in fill_drain all but the last)."""

@@ -61,7 +61,7 @@ class DataSource(Protocol):
 
 
 class PreparedSource(DataSource):
-    """Prepared data, read on the first and the last stage: inputs on the first, targets on the last."""
+    """Prepared data, read where it is needed: inputs with the first cell, targets with the loss."""
 
     is_thread_safe, has_held_out = True, True
     by_group: ClassVar[bool] = False

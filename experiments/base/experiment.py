@@ -42,7 +42,7 @@ class Experiment(FrozenRecord):
     """
 
     unit: ClassVar[str]
-    """Unit of a mini-batch: tokens or images."""
+    """Unit of a mini-batch: tokens, images or rows."""
     metric_name: ClassVar[str]
     """The metric that the loss reports per unit, beside its objective: nll or accuracy."""
     criterion: ClassVar[Criterion]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
-from suite.pipeline.schedule.play import Route, play
+from suite.pipeline.schedule.play import DIRECTIONS, Route, play
 from suite.pipeline.schedule.timeline import Timeline
 
 PARTS = ("compute", "recompute", "update", "bubble", "imbalance", "communication")
@@ -75,6 +75,6 @@ def _simulated_s(timeline: Timeline, costs: Sequence[dict[str, float]], cell_to_
     ]
     placement, cells = CellPlacement(len(schedule), cell_to_stage), range(len(schedule) * virtual_stages_of(schedule))
     of_cells = [costs[placement.stage_of(cell)] for cell in cells]
-    seconds = {kind: [cost[kind.upper()] for cost in of_cells] for kind in "FfRIBW"}
+    seconds = {kind: [cost[kind.upper()] for cost in of_cells] for kind in DIRECTIONS}
     played = play(schedule, seconds, [Route(at, at + 1) for at in cells[:-1]], cell_to_stage=cell_to_stage)
     return max(row[-1].end for row in played.rows)

@@ -1,4 +1,4 @@
-"""Starts workers as plain processes on this machine, without Ray: for tests and a single GPU machine."""
+"""Starts worker processes on this machine by a forkserver: all of a run, or that of one StageActor or torchrun rank."""
 
 from __future__ import annotations
 

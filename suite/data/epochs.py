@@ -40,8 +40,8 @@ class ShuffledEpochs:
 
 
 class EpochBatches(ABC):
-    """The mini-batches of a run on rows. Those of training depend only on (seed, step): the number of stages and
-    replicas has no influence, except on how they are cut into micro-batches."""
+    """The mini-batches of a run on rows. Those of training depend on seed, step and their size alone: the number
+    of stages and replicas has no influence, except on how they are cut into micro-batches."""
 
     setting: ClassVar[str]
     """The setting of the size of a mini-batch."""

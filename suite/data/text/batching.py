@@ -2,9 +2,9 @@
 
     pairs of a step  a b c d e f g    packed into rows  [a d] [b g] [c] [e f]    M = 2 micro-batches of 2 rows each
 
-(seed, step) determine the pairs of a mini-batch, and R x M how they are cut into micro-batches. R alone decides only
-which replica gets which, so a run can resume with another R and sees the same micro-batches as long as R x M stays the
-same.
+Seed, step and ``train.batch_tokens`` determine the pairs of a mini-batch, and R x M how they are cut into
+micro-batches. R alone decides only which replica gets which, so a run can resume with another R and sees the same
+micro-batches as long as R x M stays the same.
 """
 
 from __future__ import annotations

@@ -72,8 +72,8 @@ def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
 
 
 def replica_share(micro_batches: int, replica: int, replicas: int) -> slice:
-    """Returns which of a mini-batch's micro-batches are a replica's: an equal part. Of fewer than there are replicas,
-    the first replicas have one each."""
+    """Returns which of a mini-batch's micro-batches are a replica's: a contiguous part. The parts differ by at most
+    one; of fewer than there are replicas, the first replicas have one each."""
     begin, end = (max(min(at, micro_batches), -(-micro_batches * at // replicas)) for at in (replica, replica + 1))
     return slice(begin, end)
 

@@ -2,7 +2,7 @@
 
 Before each layer's forward every generator that a layer may draw from is set to a seed made of (``train.seed``, step,
 replica, micro-batch, layer); a recompute sets the same seed and draws the same dropout masks. Replica and micro-batch
-are one number, the index of the micro-batch in the whole mini-batch: replica r's i-th of M is r*M + i. So two replicas
+are one number, the index of the micro-batch in the mini-batch: of R x M, replica r's i-th has r*M + i. So two replicas
 of M micro-batches draw the same numbers as one replica of 2M.
 """
 

@@ -44,7 +44,7 @@ update's norm 4, scaled 8, added 12."""
 _UPDATE_BYTES = {"adamw": 8, "adafactor": 8, "rmsprop": 12, "sgd": 8}
 """Temporary bytes for each parameter of the largest tensor: its squares in fp64 for the norm; RMSProp's update too.
 Adafactor's squares and update, 4 one after the other, are no more than the norm's. The batches of its smaller tensors
-are those of a stage and not of a layer: ``experiments.planning.model_facts`` adds them."""
+are those of a stage and not of a layer: ``experiments.planning.problem`` adds them."""
 
 
 class CudaAutocast(TorchFunctionMode):

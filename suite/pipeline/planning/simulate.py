@@ -14,7 +14,7 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost, MessageCost, message_costs
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
-from suite.pipeline.schedule.play import Route, Seconds, play
+from suite.pipeline.schedule.play import DIRECTIONS, Route, Seconds, play
 from suite.pipeline.schedule.timeline import Span, Timeline
 
 
@@ -137,7 +137,7 @@ def simulate(
 
 def seconds_of(cells: Sequence[CellCost]) -> Seconds:
     """Returns the seconds of the cells' actions."""
-    return {kind: [cell.seconds(kind.upper(), kind == "f") for cell in cells] for kind in "FfRIBW"}
+    return {kind: [cell.seconds(kind.upper(), kind == "f") for cell in cells] for kind in DIRECTIONS}
 
 
 def routes_of(cells: Sequence[CellCost], link: Link | Links, placement: CellPlacement) -> list[Route]:

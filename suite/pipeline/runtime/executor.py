@@ -39,8 +39,8 @@ from suite.pipeline.schedule.config import ScheduleConfig
 
 @dataclass(frozen=True)
 class LossSums:
-    """Loss sums over the tokens of a replica's share of a mini-batch, or of one micro-batch. Only the last stage has
-    them; zero elsewhere."""
+    """Loss sums over the tokens of a replica's share of a mini-batch, or of one micro-batch. Only the stage with
+    the loss has them; zero elsewhere."""
 
     objective: float = 0.0
     metrics: tuple[float, ...] = (0.0,)
@@ -96,10 +96,10 @@ class Executor:
         waits = schedule_config.transport == "nccl" and coord.stages > 1
         self._cold = {True, False} if waits else set()
         """Modes, training or not, in which no kernel has been launched. On NCCL a first launch may wait for the posted
-        receives (``suite.pipeline.schedule.play``)."""
+        receives (``launch.worker.gpu_environment``)."""
 
     def train(self, batch: ReplicaBatch | None, step: int) -> LossSums:
-        """Runs the forwards, recomputes and backwards of one mini-batch. Only the first and last stage need ``batch``.
+        """Runs the actions of one mini-batch. Only the stages with the first cell and with the loss need ``batch``.
 
         Raises StallError, naming this stage and its action, when a message does not arrive in time.
         """

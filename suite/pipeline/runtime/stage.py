@@ -1,6 +1,6 @@
 """A stage: its cells of consecutive layers on one device, and the tensors it saves of each micro-batch in flight.
 
-Most schedules give a stage one cell; an interleaved one gives it several that are far apart in the model.
+A stage has one cell, or several with ``interleaved``, ``zero_bubble`` and the V-shaped schedules.
 """
 
 from __future__ import annotations

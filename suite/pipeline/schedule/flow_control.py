@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from suite.pipeline.model.topology import TransportName
 
 MAX_INFLIGHT_SENDS = 4
-"""The most unfinished sends of a cell to its two neighbours together, metadata included. The target of a skip, d cells
-away, has a limit of its own, d - 1 higher. With more, the cell waits for its oldest send, which bounds the memory of
-sent tensors. It seldom waits long, because neighbours receive in order and post ahead."""
+"""The most unfinished sends of a stage's only cell to its two neighbours together, metadata included. The target of a
+skip, d cells away, has a limit of its own, d - 1 higher. With more, the cell waits for its oldest send, which bounds
+the memory of sent tensors. It seldom waits long, because neighbours receive in order and post ahead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.schedule.action import Action, Schedule, of_kind, virtual_stages_of
+from suite.pipeline.schedule.action import EFFECTS, Action, Schedule, of_kind, virtual_stages_of
 from suite.pipeline.schedule.flow_control import GLOO, FlowControl
 from suite.pipeline.schedule.timeline import Span
 
@@ -258,7 +258,7 @@ _NEIGHBOURS = -1
 _METADATA = -1
 """The number of a cell's metadata among its messages."""
 
-DIRECTIONS = {"F": 1, "f": 1, "R": 0, "W": 0, "B": -1, "I": -1}
+DIRECTIONS = {kind: effect.direction for kind, effect in EFFECTS.items()} | {"f": 1}  # f: F before an R
 
 
 @dataclass(frozen=True)

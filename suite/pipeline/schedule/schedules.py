@@ -27,7 +27,7 @@ def fill_drain(stages: int, micro_batches: int) -> Schedule:
         stage 2   .  .  F0 F1 F2 F3 B3 R2 B2 R1 B1 R0 B0
 
     All forwards, then all backwards from last to first, so the graph of the last forward is still alive. No stage waits
-    for a gradient before it has sent its last activation, and messages arrive in order: it cannot deadlock.
+    for a gradient before it has sent its last activation, and gradients are sent and used in one order: no deadlock.
     """
     fill = [Action("F", i) for i in range(micro_batches)]
     drain = [Action("B", i) for i in reversed(range(micro_batches))]

@@ -13,7 +13,7 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair, TransportName
 from suite.pipeline.schedule.action import KINDS, Action, virtual_stages_of
 from suite.pipeline.schedule.flow_control import flow_control
-from suite.pipeline.schedule.play import Played, Route, play
+from suite.pipeline.schedule.play import DIRECTIONS, Played, Route, play
 from suite.pipeline.schedule.timeline import Span
 
 DRAWN_STAGES, DRAWN_UNITS = 16, 40
@@ -47,7 +47,7 @@ def validate(
     cells = len(schedule) * virtual_stages
     flow = flow_control(transport, len(schedule), virtual_stages)
     routes = [Route(*pair) for pair in sorted({*pairwise(range(cells)), *pairs})]
-    played = play(schedule, dict.fromkeys("FfRIBW", [1.0] * cells), routes, flow, cell_to_stage)
+    played = play(schedule, dict.fromkeys(DIRECTIONS, [1.0] * cells), routes, flow, cell_to_stage)
     if played.stuck:
         raise SettingError(_deadlock(played, flow.max_inflight_sends))
     return played.rows
