@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
@@ -296,6 +297,6 @@ def run_worker(
     if attempt.use_gpu:
         gpu = shared_gpu(rank, world) if device is None else device
         start_flight_recorder(attempt.run.gpu, attempt.number)
-    init_process_group(rank, world, rendezvous, gpu=gpu, timeout_s=plan.timeout_s)
-    train_stage(experiment, plan, attempt, rank, node)
+    join = partial(init_process_group, rank, world, rendezvous, gpu=gpu, timeout_s=plan.timeout_s)
+    train_stage(experiment, plan, attempt, rank, join, node)
     dist.destroy_process_group()

@@ -31,7 +31,8 @@ PERIOD_S = 0.25
 FirstStepHook = Callable[[int], None] | None
 
 FIRST_HEARTBEAT_S = 300.0
-"""Seconds from an attempt's start to each worker's first heartbeat: placement, imports, rendezvous."""
+"""Seconds from an attempt's start to the first heartbeat of a worker, and from there to the next worker's: a thousand
+processes that import from a cold shared disk come one after the other."""
 
 START_SILENCE_S = 30.0
 """Seconds that a worker may be silent before its first step, while it imports and compiles."""
@@ -63,10 +64,15 @@ class StallDetector:
         self._coords = coords
         self._numbers: dict[int, int] = dict.fromkeys((coord.rank for coord in coords), 0)
         self._silence_s: dict[int, float] = dict.fromkeys(self._numbers, 0.0)
+        self._came = set[int]()
+        """Ranks that have sent a heartbeat."""
 
     def update(self, heartbeats: Mapping[int, Heartbeat], elapsed_s: float) -> Verdict | None:
         """Takes the workers' latest heartbeats by rank, ``elapsed_s`` after the previous call; returns a verdict if
         there is a stall."""
+        if has_come := heartbeats.keys() - self._came:
+            self._came |= has_come
+            self._silence_s |= dict.fromkeys(self._silence_s.keys() - self._came, 0.0)
         for coord in self._coords:
             heartbeat = heartbeats.get(coord.rank)
             if heartbeat is not None and heartbeat.number != self._numbers[coord.rank]:
@@ -94,7 +100,8 @@ class StallDetector:
                 if silence_s > FIRST_HEARTBEAT_S:
                     missing = sum(other.rank not in heartbeats for other in working)
                     count = f" ({missing} of {len(self._coords)} workers sent none)" if missing > 1 else ""
-                    message = f"{coord} sent no heartbeat in the first {silence_s:.0f} s{count}"
+                    since = "the last other worker came" if heartbeats else "the start"
+                    message = f"{coord} sent no heartbeat in {silence_s:.0f} s since {since}{count}"
                     return Verdict(coord, None, message, "no heartbeat yet")
                 continue
             timeout_s = START_SILENCE_S if heartbeat.steps_done == 0 else heartbeat.action_timeout_s

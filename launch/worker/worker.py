@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from launch.runs.record import write_record
 from launch.runs.store import RunFolder
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.build import PartitionedModel, make_executor, make_stage_optimizer
+from launch.worker.distributed import MEET_S
 from launch.worker.feed_processes import make_batches
 from launch.worker.gpu_debug import leave_gpu_dumps
 from launch.worker.heartbeat import HeartbeatWriter
@@ -59,8 +61,10 @@ STALL_REPORT_DELAY_S = 2.0
 """Seconds that a worker waits before it reports a stall, so that the worker at fault reports first."""
 
 
-def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: int, node: str = "") -> None:
-    """Runs one worker to the end of the job. The default process group must exist.
+def train_stage(
+    experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: int, join: Callable[[], object], node: str = ""
+) -> None:
+    """Runs one worker to the end of the job. ``join`` joins the default process group, once all workers have come.
 
     Raises the SuiteError that ends the run, the same on all workers that know it; ProgramError for any other exception.
     """
@@ -73,6 +77,8 @@ def train_stage(experiment: Experiment, plan: RunPlan, attempt: Attempt, rank: i
         else nullcontext()
     ):
         try:
+            with status.waiting_for("the other workers to come", MEET_S):
+                join()
             if attempt.hook:
                 source = Source.parse(attempt.hook)
                 find_function(source.place, source.function)(source.label, coord, attempt, status)

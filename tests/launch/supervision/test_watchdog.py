@@ -133,8 +133,14 @@ def test_a_wait_does_not_count_as_work_when_it_is_over():
 
 def test_a_worker_that_never_starts_gets_a_verdict():
     verdict, when = seen(lambda now, stage: None if stage == 0 else heartbeat(stage, int(now) + 1), 400)
-    assert "stage 0 sent no heartbeat" in verdict.message
+    assert "stage 0 sent no heartbeat in 300 s since the last other worker came" in verdict.message
     assert FIRST_HEARTBEAT_S <= when < FIRST_HEARTBEAT_S + 2
+
+
+def test_workers_that_come_one_after_the_other_get_no_verdict():
+    """Each comes within 300 s after the one before, the last one 870 s after the start."""
+    verdict, _ = seen(lambda now, stage: heartbeat(stage, int(now) + 1) if now >= 290 * (stage + 1) else None, 1000)
+    assert verdict is None
 
 
 def test_an_action_is_in_the_file_before_the_next_heartbeat(tmp_path):
