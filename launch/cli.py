@@ -5,7 +5,7 @@ Exit codes:
 1: no checkpoint is valid, a run of a sweep failed, the doctor found a fault,
 two runs differ by more than rounding, or the suite has a defect (see its log)
 2: an error that the user can fix
-130: interrupted
+130, 143: interrupted by SIGINT, SIGTERM
 """
 
 from __future__ import annotations

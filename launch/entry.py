@@ -26,7 +26,7 @@ def prepare() -> None:
 
 def run(app: Callable[[], None]) -> None:
     """Runs the command of ``sys.argv`` and exits. Prints one sentence for an error of the user (exit code 2), for any
-    other exception (1) and for an interrupt (130)."""
+    other exception (1) and for an interrupt (130, 143)."""
     code = 1
     try:
         code = _run_command(app)
@@ -48,7 +48,7 @@ def _run_command(app: Callable[[], None]) -> int:
         return int(end.code or 0)
     except BaseException as error:
         if interrupts.was_interrupted() or isinstance(error, KeyboardInterrupt):
-            return interrupts.EXIT_CODE
+            return interrupts.exit_code()
         return _print_error(error)
     return 0
 

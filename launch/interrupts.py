@@ -1,10 +1,11 @@
-"""Handles SIGINT and SIGTERM: a command prints one sentence, exits with code 130 and leaves no process behind.
+"""Handles SIGINT and SIGTERM: a command prints one sentence, exits with code 130 or 143, and leaves no process behind.
 
 SIGINT or SIGTERM --> main thread        kills plain worker processes; KeyboardInterrupt unwinds the command
                   \\-> thread "interrupt"  ends the process if the main thread has not unwound after UNWIND_S: a library
                                          may block it, or swallow the KeyboardInterrupt
 
-Later signals have no effect. At the end of an interrupted command all its descendants are killed.
+The first SIGTERM of a scheduler to a run that trains only asks it to save and to end (``first_sigterm``). After an
+interrupt, later signals have no effect. At the end of an interrupted command all its descendants are killed.
 """
 
 from __future__ import annotations
@@ -25,8 +26,6 @@ from launch.runs.store import JOB
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """A terminal and ``make`` send SIGINT, a scheduler sends SIGTERM."""
 
-EXIT_CODE = 130
-
 UNWIND_S = 2.5
 """Seconds from the signal, or from the end of the command, to the forced exit."""
 
@@ -36,6 +35,12 @@ to stop its workers."""
 
 _received, _unwound, _leaving = threading.Event(), threading.Event(), threading.Lock()
 _in_command = _is_handled = False
+_number = signal.SIGINT
+
+_asks: Callable[[], bool] | None = None
+"""What the first SIGTERM does instead of an interrupt; returns whether it did."""
+_has_asked, _decided = False, threading.Event()
+"""What it returned, once it is known."""
 
 _advice: Callable[[], str] | None = None
 """Says how to continue; None: by the same command."""
@@ -99,6 +104,39 @@ def was_interrupted() -> bool:
     return _received.is_set()
 
 
+def exit_code() -> int:
+    """Returns the exit code of an interrupted command, by the shell's rule: 130 for SIGINT, 143 for SIGTERM."""
+    return 128 + _number
+
+
+def interrupted() -> KeyboardInterrupt:
+    """Marks this process as interrupted, and returns what to raise: it has done what ``first_sigterm`` asked for."""
+    global _number
+    _number = signal.SIGTERM if not _received.is_set() else _number
+    _received.set()
+    return KeyboardInterrupt()
+
+
+@contextmanager
+def first_sigterm(event: threading.Event, when: Callable[[], bool]) -> Iterator[None]:
+    """A context of the main thread, in which the first SIGTERM sets ``event`` instead of interrupting, if ``when()``
+    holds. The next one interrupts."""
+    global _asks
+
+    def ask() -> bool:
+        global _asks
+        if has_asked := when():
+            _asks = None
+            event.set()
+        return has_asked
+
+    _asks = ask if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    finally:
+        _asks = None
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """A context in which an interrupt raises KeyboardInterrupt."""
@@ -134,7 +172,7 @@ def kill_children_and_exit() -> NoReturn:
         os.dup2(null, 2)
         with suppress(Exception):
             kill()
-        os._exit(EXIT_CODE)
+        os._exit(exit_code())
 
 
 def _print_message() -> None:
@@ -148,9 +186,12 @@ def _print_message() -> None:
 
 
 def _on_signal(number: int, frame: object) -> None:
-    global _is_handled
-    if _is_handled:  # not ``_received``: the thread may have set it before
+    global _is_handled, _has_asked, _number
+    _has_asked = number == signal.SIGTERM and _asks is not None and _asks()
+    _decided.set()
+    if _has_asked or _is_handled:  # not ``_received``: the thread may have set it before
         return
+    _number = signal.Signals(number)
     _is_handled = True
     _received.set()
     sys.unraisablehook = lambda _: None
@@ -164,11 +205,20 @@ def _on_signal(number: int, frame: object) -> None:
 
 def _enforce(signals: int) -> None:
     """Ends the process if it has not unwound in time."""
-    while not set(os.read(signals, 64)) & set(SIGNALS):
+    global _number
+    while not (numbers := set(os.read(signals, 64)) & set(SIGNALS)) or _has_only_asked(numbers):
         pass
+    _number = signal.SIGTERM if signal.SIGTERM in numbers else signal.SIGINT
     _received.set()
     if not _unwound.wait(JOB_STOP_S / 2 if JOB in os.environ else UNWIND_S):
         kill_children_and_exit()
+
+
+def _has_only_asked(numbers: Collection[int]) -> bool:
+    """Whether the main thread takes signals as the first SIGTERM of ``first_sigterm``; waits until it has decided."""
+    has_decided = {*numbers} == {signal.SIGTERM} and (_asks is not None or _has_asked) and _decided.wait(UNWIND_S)
+    _decided.clear()
+    return has_decided and _has_asked
 
 
 def workers() -> list[psutil.Process]:

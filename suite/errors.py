@@ -113,6 +113,10 @@ class ProgramError(WorkerError):
         return str(self.args[0])
 
 
+class EndedEarlyError(SuiteError):
+    """The run was asked to end, and has saved after a step."""
+
+
 class NonFiniteError(SuiteError):
     """Training produced non-finite numbers in more steps than allowed."""
 

@@ -159,6 +159,8 @@ class LoopSettings(FrozenRecord):
     """Seed of initial weights, dropout and data order."""
     checkpoint_every: Annotated[int, Unit("steps")] = Field(50, ge=1)
     """Interval of checkpoints; the last step writes one too, but for `gpipe check` and `gpipe diff`."""
+    checkpoint_minutes: Annotated[float | None, Unit("minutes")] = Field(None, gt=0)
+    """Longest time between checkpoints; none: only the interval in steps."""
     init_from: str | None = None
     """Folder or id of a run whose best, otherwise latest, checkpoint has the initial weights. The last layer starts
     anew on images, and where shapes differ."""

@@ -11,20 +11,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1262,
-    "launch/backends": 1675,
+    "launch": 1312,
+    "launch/backends": 1691,
     "launch/diagnostics": 687,
     "launch/diff": 956,
     "launch/inference": 1200,
     "launch/jobs": 657,
     "launch/planning": 516,
     "launch/runs": 508,
-    "launch/supervision": 708,
+    "launch/supervision": 714,
     "launch/sweeps": 588,
     "launch/tracking": 564,
     "launch/train": 751,
     "launch/watching": 952,
-    "launch/worker": 1877,
+    "launch/worker": 1917,
     "experiments": 169,
     "experiments/base": 1151,
     "experiments/custom": 1955,
@@ -38,7 +38,7 @@ BUDGETS = {
     "experiments/tables": 609,
     "experiments/translation": 454,
     "models": 1243,
-    "suite": 854,
+    "suite": 860,
     "suite/data": 3578,
     "suite/decoding": 477,
     "suite/evaluation": 430,
@@ -46,7 +46,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
     "suite/pipeline/schedule": 1478,
-    "suite/training": 3955,
+    "suite/training": 3981,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

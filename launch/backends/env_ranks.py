@@ -164,7 +164,7 @@ def lead(ranks: Ranks, command: Callable[[], object]) -> None:
         code = 2
         raise
     except KeyboardInterrupt:
-        code = interrupts.EXIT_CODE
+        code = interrupts.exit_code()
         raise
     finally:
         interrupts.ignore()  # torchrun sends one to all as soon as the first rank has failed

@@ -198,7 +198,7 @@ class RayLauncher:
 def _wait_for_workers(actors: StageActors, watchdog: Watchdog) -> None:
     """Returns when all workers have finished the job. Raises the root cause if one failed, WorkerError if the watchdog
     has a verdict."""
-    finished = 0
+    finished, is_asked = 0, False
     while finished < actors.workers:
         heartbeats, ended = actors.receive()
         watchdog.receive(heartbeats)
@@ -208,6 +208,9 @@ def _wait_for_workers(actors: StageActors, watchdog: Watchdog) -> None:
         finished += len(ended)
         if watchdog.should_stop:
             raise WorkerError("the workers were ended")
+        if watchdog.ends_early.is_set() and not is_asked:
+            actors.end_early()
+            is_asked = True
 
 
 def root_cause(error: Exception) -> SuiteError:

@@ -27,6 +27,7 @@ from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.backends.processes import run_worker_alone
 from launch.ray_nodes import own_node
 from launch.worker.attempt import Attempt
+from launch.worker.save_requests import END_FILE
 from suite.errors import SuiteError
 
 PRELOAD = ["ray._private.workers.default_worker"]
@@ -50,6 +51,8 @@ class StageActor:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self._rank, self._threads, self._stopped = rank, threads, 0
         self._store: Any = None
+        self._folder: Path | None = None
+        """For the heartbeat of the stage process that runs."""
 
     def device(self) -> tuple[str, list[str]]:
         """Returns the node's id, and the id of its GPU; without GPUs an empty list."""
@@ -75,7 +78,8 @@ class StageActor:
             TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True) as folder,
             ThreadPoolExecutor(1) as pool,
         ):
-            own = replace(attempt, heartbeats=Path(folder))
+            self._folder = Path(folder)
+            own = replace(attempt, heartbeats=self._folder)
             place = self._rank, store, str(attempt.number), own, device, own_node()
             ended = pool.submit(run_worker_alone, *place, lambda: self._stopped >= attempt.number, PRELOAD)
             while True:
@@ -87,6 +91,11 @@ class StageActor:
                 if has_ended:
                     yield ended.result()
                     return
+
+    def end_early(self) -> None:
+        """Asks the stage process to save after this step and to end, and with it all others."""
+        if self._folder is not None:
+            (self._folder / END_FILE).touch()
 
     def stop(self, number: int) -> None:
         """Ends the stage process of an attempt, even if that has not begun here."""

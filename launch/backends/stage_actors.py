@@ -94,6 +94,10 @@ class StageActors:
             waiting, timeout_s = [stream for stream in waiting if stream in self._streams], 0.0
         return heartbeats, ended
 
+    def end_early(self) -> None:
+        """Asks all stages to save after this step and to end, by the first one."""
+        self._actors[0].end_early.options(concurrency_group="stop").remote()
+
     def stop(self) -> set[str]:
         """Ends all stage processes. Once no other actor has confirmed it for END_S, kills the late ones, which the next
         attempt starts again; returns the ids of their nodes."""

@@ -112,12 +112,12 @@ class Supervisor:
         outcome, failure = "interrupted", None
         watchdog = Watchdog(attempt, self._experiment, self._plan, self._on_first_step)
         try:
-            with watchdog:
+            with watchdog, interrupts.first_sigterm(watchdog.ends_early, lambda: watchdog.last_step is not None):
                 self._launcher.run(replace(attempt, heartbeats=watchdog.folder), self._experiment, watchdog)
             outcome = "done"
         except Exception as error:
-            if interrupts.was_interrupted():  # the error is a consequence of the interrupt
-                raise KeyboardInterrupt from error
+            if interrupts.was_interrupted() or watchdog.ends_early.is_set():  # the error is a consequence
+                raise interrupts.interrupted() from error
             if not isinstance(error, SuiteError):
                 error = WorkerError(f"the workers could not be started: {typed_line(error)}")
             # the traceback would keep this attempt's processes and pipes alive; the workers' logs have their own

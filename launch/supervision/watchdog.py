@@ -9,6 +9,7 @@ A worker that waits for another is never blamed before the one it waits for.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from launch.supervision.stall_report import stall_report
 from launch.worker.attempt import Attempt, run_logger
 from launch.worker.heartbeat import ENDED, Heartbeat, parse_heartbeat, read_heartbeat, write_heartbeats
 from launch.worker.run_plan import RunPlan
+from launch.worker.save_requests import END_FILE
 from suite.errors import WorkerError
 from suite.pipeline.model.topology import RankCoord
 from suite.training.periodic import PeriodicThread
@@ -151,6 +153,8 @@ class Watchdog:
         """Once there is one, the launcher ends the attempt."""
         self.verdict_time: float | None = None
         """Seconds since 1970."""
+        self.ends_early = threading.Event()
+        """Set to let the workers save after the step that they are in, and end."""
         self.paused = False
         """While true, there is no verdict: workers are still being placed, or no heartbeat can arrive."""
         self._on_first_step = on_first_step
@@ -239,6 +243,8 @@ class Watchdog:
         if self.verdict is not None:
             return
         self.read_heartbeats()
+        if self.ends_early.is_set():
+            (self.folder / END_FILE).touch()
         if time.monotonic() >= self._note_due:
             self._note_heartbeats()
         before, self._checked_at = self._checked_at, time.monotonic()

@@ -15,7 +15,7 @@ from typing import Protocol
 from launch.sweeps.tasks import Task
 
 END_S = 2.0
-"""Seconds for members to end after SIGTERM. The sweep itself has little more (``launch/interrupts.py``)."""
+"""Seconds for members to end after SIGINT. The sweep itself has little more (``launch/interrupts.py``)."""
 
 _LIBC = ctypes.CDLL(None)
 
@@ -53,7 +53,7 @@ class MemberProcess:
         return self._process.poll()
 
     def end(self) -> None:
-        self._process.terminate()
+        self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):  # the group keeps its id after its leader's death
@@ -61,7 +61,7 @@ class MemberProcess:
 
 
 def end_all(works: Iterable[Work]) -> None:
-    """Ends tasks and all their processes: by SIGTERM, and after END_S by SIGKILL."""
+    """Ends tasks and all their processes: by SIGINT, and after END_S by SIGKILL."""
     running = list(works)
     for work in running:
         work.end()

@@ -17,6 +17,10 @@ def end_with_parent() -> None:
 
     Without the forkserver this process's end would not be noticed, and it would keep running next to its successor.
     """
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: None
+    )  # a scheduler's to all processes: the parent ends this one
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     threading.Thread(target=_wait_for_parent, daemon=True).start()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: sent when the parent dies
     mp.set_start_method(None, force=True)  # the forkserver is not the choice of the user's code

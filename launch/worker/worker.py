@@ -31,9 +31,10 @@ from launch.worker.loading import begin_attempt, load_weights
 from launch.worker.log_file import log_to
 from launch.worker.peak import device_peak
 from launch.worker.run_plan import RunPlan
+from launch.worker.save_requests import SaveRequests
 from launch.worker.wandb_identity import wandb_config, wandb_identity
 from models.chunked_loss import set_logits_bytes
-from suite.errors import FailureLocation, ProgramError, StallError, SuiteError
+from suite.errors import EndedEarlyError, FailureLocation, ProgramError, StallError, SuiteError
 from suite.exchange import all_gather, broadcast
 from suite.log import Log
 from suite.pipeline.model.topology import RankCoord
@@ -179,7 +180,6 @@ class _Stage:
             trace = TraceWriter(self.run.traces, coord, self.device, start, experiment.trace, schedule_key)
             every, layers_file = settings.layer_stats_every, self.run.layers if coord.is_metrics_rank else None
             stored = {"name": experiment.name, "seed": settings.seed, "wandb_run": wandb_run} | source.notes()
-            # the loop
             setup = TrainingSetup(
                 executor=executor,
                 optimizer=optimizer,
@@ -195,11 +195,15 @@ class _Stage:
                 utilization=utilization,
                 profiler=step_profiler(settings, self.run.profile, coord, self.device),
                 fingerprints=self._fingerprints(executor, optimizer, start),
+                asks=SaveRequests(attempt.heartbeats, settings.checkpoint_minutes if coord.rank == 0 else None),
                 saves_last=not attempt.is_brief,
             )
         with system_metrics:
             progress = train(setup, settings, Progress(start, int(notes.get("units", 0))))
         batches.close()
+        if progress.ended_early:
+            dist.barrier()  # no worker is ended before all have saved
+            raise EndedEarlyError(f"ended early, saved after step {progress.step}")
         with self.status.waiting_for("the end of the run", self.plan.timeout_s):
             self._finish(layers, setup, source, progress, system_metrics, wandb_run)
 

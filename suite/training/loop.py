@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from typing import Protocol
 
 from suite.device import is_host, module_of
@@ -36,8 +37,17 @@ waiting workers fail."""
 SAVE_TIMEOUT_S = 420.0
 """Longest save point: three waits of ``checkpoint.Saver`` for the previous save, and the copy."""
 
+PEAK, ASK = range(2)
+"""The numbers that each worker gives with its norms: bytes of its highest peak, and what it asks for."""
+
 LAST_SAVE_TIMEOUT_S = 4 * SAVE_TIMEOUT_S
 """The last save is tried ``checkpoint.writing.LIMIT`` times."""
+
+
+class Ask(IntEnum):
+    """What a worker asks all to do at the end of a step; the strongest is done."""
+
+    NOTHING, SAVE, END = range(3)
 
 
 class Saving(Protocol):
@@ -73,6 +83,8 @@ class TrainingSetup:
     """On the metrics rank, if the model's operations are known."""
     profiler: StepProfiler | None = None
     fingerprints: Fingerprints | None = None
+    asks: Callable[[], Ask] = lambda: Ask.NOTHING
+    """Called in each step."""
     saves_last: bool = True
     """Whether the last step has a checkpoint, also where none is due."""
 
@@ -85,10 +97,13 @@ class Progress:
     units: int = 0
     """Tokens, images or rows."""
     seconds: float = 0.0
+    ended_early: bool = False
+    """Whether a worker asked for the end."""
 
 
 def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> Progress:
-    """Trains from ``progress`` to ``settings.steps``, or until validations have not improved for too long.
+    """Trains from ``progress`` to ``settings.steps``, or until validations have not improved for too long, or a worker
+    asks for the end.
 
     Raises NonFiniteError, on all workers in the same step, after more than ``max_nonfinite_steps`` steps in a row with
     non-finite numbers; StallError when a neighbour does not send in time; CheckpointError when checkpoints cannot be
@@ -102,6 +117,7 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
             worker.profiler.begin(step, worker.executor)
         with worker.fingerprints.recording(step) if worker.fingerprints is not None else nullcontext():
             batch, result, seconds, bubble = _train_step(worker, step)
+        ask = Ask(int(max(numbers[ASK] for numbers in result.of_workers)))
         if worker.profiler is not None:
             worker.profiler.end(step, worker.executor)
         progress.step, progress.seconds = step + 1, progress.seconds + seconds
@@ -120,9 +136,12 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
                 f"stopped at step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
         improved = _validate(worker, progress.step)
-        if improved or progress.step % settings.checkpoint_every == 0:
+        if improved or ask or progress.step % settings.checkpoint_every == 0:
             with _saving(worker, step):
                 worker.saver.save(progress.step, progress.units, improved)
+        if ask == Ask.END:
+            progress.ended_early = True
+            break
     if worker.profiler is not None:
         worker.profiler.end(None, worker.executor)
     with _saving(worker, None, "the last checkpoint", LAST_SAVE_TIMEOUT_S):
@@ -147,7 +166,8 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[ReplicaBatch | None, 
     status.begin("update", step)
     with status.waiting_for("the other workers' gradients and norms"):
         with worker.layer_stats.updating() if worker.layer_stats is not None else nullcontext():
-            result = worker.optimizer.update(sums, step, recorder, peak_bytes(worker.executor.stage.device))
+            own = (peak_bytes(worker.executor.stage.device), worker.asks())
+            result = worker.optimizer.update(sums, step, recorder, own)
         if worker.layer_stats is not None:
             worker.layer_stats.write(step, result.layer_norms)
     bubble = None
@@ -214,6 +234,7 @@ def _record(
     bubble: float | None,
 ) -> None:
     unit, coord, device = worker.unit, worker.executor.coord, worker.executor.stage.device
+    peak = max(numbers[PEAK] for numbers in result.of_workers)
     values = {
         metrics.LOSS: result.objective / batch.divisor,
         **{
@@ -227,10 +248,10 @@ def _record(
         metrics.STEP_S: seconds,
         metrics.units_per_s(unit): batch.units / seconds,
         metrics.units_per_s_per_device(unit): batch.units / seconds / (coord.stages * coord.replicas),
-        metrics.PEAK_GIB: result.peak_bytes / 2**30,
+        metrics.PEAK_GIB: peak / 2**30,
     }
     if not is_host(device):
-        values[metrics.PEAK_SHARE] = result.peak_bytes / module_of(device).get_device_properties(device).total_memory
+        values[metrics.PEAK_SHARE] = peak / module_of(device).get_device_properties(device).total_memory
     if worker.utilization is not None:
         values |= worker.utilization.values(batch.units, seconds)
     if bubble is not None:

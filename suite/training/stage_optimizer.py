@@ -42,8 +42,8 @@ class StepResult:
     applied: bool
     layer_norms: tuple[float, ...] = ()
     """Gradient norm of each layer."""
-    peak_bytes: int = 0
-    """Memory of the worker with the highest peak."""
+    of_workers: tuple[tuple[float, ...], ...] = ()
+    """The numbers that each worker gave, by rank."""
 
 
 class StageOptimizer:
@@ -78,16 +78,19 @@ class StageOptimizer:
             parameters = list(self._trainable.values())
             self.reducer = GradientReducer(parameters, ties.parameters(), groups.data_parallel, self._state.shards())
 
-    def update(self, sums: LossSums, step: int, recorder: Recorder | None = None, peak_bytes: int = 0) -> StepResult:
+    def update(
+        self, sums: LossSums, step: int, recorder: Recorder | None = None, own: Sequence[float] = ()
+    ) -> StepResult:
         """Reduces gradients over ties and replicas, all-reduces norms and losses, and applies or skips the step.
 
-        ``sums`` is this worker's share of the losses, ``peak_bytes`` its memory. Clears gradients in either case.
+        ``sums`` is this worker's share of the losses; ``own`` are numbers that all get to know, equally many from each
+        worker. Clears gradients in either case.
         ``recorder`` records the part after the all-reduce of norms, because before that a worker may wait for others.
         """
         gradients = self.finish_reduction()
         if self.on_gradients is not None:
             self.on_gradients()
-        squares, totals, peaks = self._all_reduce_norms(gradients, sums, peak_bytes)
+        squares, totals, of_workers = self._all_reduce_norms(gradients, sums, own)
         start = recorder.mark() if recorder is not None else None
         norm = math.sqrt(sum(squares)) if all(map(math.isfinite, squares)) else float("nan")
         applied = math.isfinite(norm) and all(map(math.isfinite, totals))
@@ -102,7 +105,7 @@ class StageOptimizer:
         if recorder is not None:
             recorder.record("U", -1, start)
         norms = tuple(math.sqrt(square) if math.isfinite(square) else square for square in squares)
-        return StepResult(totals[0], tuple(totals[1:]), norm, rate, applied, norms, int(max(peaks)))
+        return StepResult(totals[0], tuple(totals[1:]), norm, rate, applied, norms, of_workers)
 
     def finish_reduction(self) -> list[tuple[Key, Tensor]]:
         """Finishes the reduction that the executor began: sums over ties and replicas, zeros where none came.
@@ -146,9 +149,9 @@ class StageOptimizer:
 
     @torch.no_grad()
     def _all_reduce_norms(
-        self, gradients: Sequence[tuple[Key, Tensor]], sums: LossSums, peak_bytes: int
-    ) -> tuple[list[float], list[float], list[float]]:
-        """All-reduces each layer's sum of squared gradients, the loss sums, and each worker's peak memory, over all
+        self, gradients: Sequence[tuple[Key, Tensor]], sums: LossSums, own: Sequence[float]
+    ) -> tuple[list[float], list[float], tuple[tuple[float, ...], ...]]:
+        """All-reduces each layer's sum of squared gradients, the loss sums, and each worker's own numbers, over all
         workers at once.
 
         The workers of a layer fill its entry (without ZeRO only replica 0's), and all others add zero. With R = 1 one
@@ -165,13 +168,15 @@ class StageOptimizer:
             [torch.stack(parts).sum() if parts else zero for parts in squares]
             + [zero + total for total in (sums.objective, *sums.metrics)]
         )
-        peaks = torch.zeros(dist.get_world_size(), dtype=torch.float64)
-        peaks[self.coord.rank] = peak_bytes
-        vector = torch.cat([vector, peaks.to(vector.device, non_blocking=True)])
+        of_workers = torch.zeros(dist.get_world_size(), len(own), dtype=torch.float64)
+        of_workers[self.coord.rank] = torch.tensor(own, dtype=torch.float64)
+        vector = torch.cat([vector, of_workers.flatten().to(vector.device, non_blocking=True)])
         dist.all_reduce(vector)
         values = vector.tolist()
         end = self._layers + 1 + len(sums.metrics)
-        return values[: self._layers], values[self._layers : end], values[end:]
+        firsts = range(end, len(values), len(own)) if own else ()
+        numbers = tuple(tuple(values[first : first + len(own)]) for first in firsts)
+        return values[: self._layers], values[self._layers : end], numbers
 
     @torch.no_grad()
     def _sync_ties(self) -> None:

@@ -35,8 +35,52 @@ def test_an_interrupt_while_the_main_thread_is_in_a_long_call_unwinds_it_and_lea
     time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=60)
-    assert (printed.splitlines()[0], process.returncode) == ("unwound", 130)
+    assert (printed.splitlines()[0], process.returncode) == ("unwound", 143)
     assert _has_ended(int(child))
+
+
+TRAINING = """
+import threading, time
+from launch import interrupts
+
+interrupts.install()
+trains, asked = threading.Event(), threading.Event()
+try:
+    with interrupts.interruptible(), interrupts.first_sigterm(asked, trains.is_set):
+        print("begins", flush=True)
+        input()
+        trains.set()
+        print("trains", flush=True)
+        asked.wait(60)
+        time.sleep(interrupts.UNWIND_S + 1)
+        print("saved", flush=True)
+        input()
+        raise interrupts.interrupted()
+except KeyboardInterrupt:
+    interrupts.kill_children_and_exit()
+"""
+
+
+@pytest.mark.parametrize("ends", ["at its start", "itself", "by a second signal", "by Ctrl-C"])
+def test_the_first_sigterm_to_a_run_that_trains_only_asks_it_to_end(ends):
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING], env=environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline() == "begins\n"
+    if ends != "at its start":
+        print(file=process.stdin, flush=True)
+        assert process.stdout.readline() == "trains\n"
+    process.send_signal(signal.SIGTERM)
+    if ends != "at its start":
+        assert process.stdout.readline() == "saved\n"
+        if ends == "itself":
+            print(file=process.stdin, flush=True)
+        else:
+            process.send_signal(signal.SIGTERM if ends == "by a second signal" else signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert said == "interrupted; run the same command again to restart\n"
+    assert process.returncode == (130 if ends == "by Ctrl-C" else 143)
 
 
 OWN = """

@@ -1,12 +1,21 @@
 """Which parts of an attempt on a cluster the next one reuses, and why it failed; without a cluster."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from launch.backends import ray_launcher
 from launch.backends.ray_launcher import RayLauncher
-from suite.errors import BusyError, PeerLostError, PlacementError, StallError, WorkerDiedError, WorkerError
+from suite.errors import (
+    BusyError,
+    EndedEarlyError,
+    PeerLostError,
+    PlacementError,
+    StallError,
+    WorkerDiedError,
+    WorkerError,
+)
 from suite.pipeline.planning.placement import Node, place
 
 
@@ -62,7 +71,13 @@ def session(monkeypatch, tmp_path):
         pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0, threads=None)
     )
     watchdog = SimpleNamespace(
-        coords=range(2), heartbeats={}, verdict=None, should_stop=False, paused=False, receive=lambda heartbeats: None
+        coords=range(2),
+        heartbeats={},
+        verdict=None,
+        should_stop=False,
+        paused=False,
+        ends_early=threading.Event(),
+        receive=lambda heartbeats: None,
     )
     made = RayLauncher(connection, attempt, place(nodes, 2, 1), print)
     made.actors, made.nodes, made.closed, made.watchdog = actors, nodes, closed, watchdog
@@ -172,3 +187,13 @@ def test_what_ray_raises_is_one_sentence(session):
     session.actors.has_devices = lambda _: 1 / 0
     with pytest.raises(WorkerError, match=r"^Ray could not run the workers: ZeroDivisionError: division"):
         session.start()
+
+
+def test_a_run_that_is_asked_to_end_asks_its_stages_once(session):
+    asked = []
+    session.actors.end_early = lambda actors: asked.append(True)
+    session.watchdog.ends_early.set()
+    session.actors.sent = [{}, {}, {0: EndedEarlyError("ended early, saved after step 7")}]
+    with pytest.raises(EndedEarlyError):
+        session.start()
+    assert asked == [True]

@@ -12,10 +12,12 @@ from launch.backends.stage_actor import StageActor
 from launch.worker import attempt
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import HeartbeatWriter, parse_heartbeat
+from launch.worker.save_requests import SaveRequests
 from suite.errors import WorkerDiedError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 from suite.pipeline.schedule.action import Action
+from suite.training.loop import Ask
 
 
 @pytest.fixture
@@ -93,3 +95,16 @@ def test_without_a_setting_a_stage_computes_with_its_share_of_the_nodes_cores(ac
     for local in (2, 8, 64):
         assert list(actor.run(Attempt(None, None, 1024, local_workers=local), "host 1", ())) == [None]
     assert seen == ["16", "4", "1"]
+
+
+def test_a_stage_is_asked_to_end_by_a_file_beside_its_heartbeat(actor, stage_is):
+    seen = []
+
+    def stage(rank, store, prefix, own, *_):
+        actor.end_early()
+        seen.append(SaveRequests(own.heartbeats, None)())
+
+    stage_is(stage)
+    actor.end_early()  # before it runs
+    assert list(run(actor)) == [None]
+    assert seen == [Ask.END]

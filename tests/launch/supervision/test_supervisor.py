@@ -1,15 +1,20 @@
 """A short version of tests/slow: a run with injected faults recovers, with the same result as without faults."""
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
+from launch import interrupts
+from launch.backends.processes import ProcessLauncher
 from launch.supervision.attempt_log import read_attempt_lines
 from launch.supervision.supervisor import Supervisor
 from launch.worker.attempt import run_logger
 from suite.errors import FailureLocation, ProgramError, SettingError, WorkerError
+from suite.training.metrics import read_steps
 from tests.faults import injection
-from tests.slow.trial import Trials, Watched, assert_same
+from tests.slow.trial import Trial, Trials, Watched, assert_same, newest
 
 STEPS = "train.steps=6 train.checkpoint_every=2 train.validate_every=2 pipeline.stages=2 pipeline.micro_batches=2"
 
@@ -119,6 +124,44 @@ def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(tria
             supervisor.run()
     assert len(read_attempt_lines(attempt.run.attempts)) == attempts
     assert devices.left_out == left_out
+
+
+class EndsEarly(ProcessLauncher):
+    """Asks the run to end once it has done three steps, as SIGTERM does."""
+
+    def run(self, attempt, experiment, watchdog):
+        def ask():
+            while (watchdog.last_step or 0) < 3:
+                time.sleep(0.01)
+            watchdog.ends_early.set()
+
+        threading.Thread(target=ask, daemon=True).start()
+        super().run(attempt, experiment, watchdog)
+
+
+def test_a_run_that_is_asked_to_end_saves_after_its_step_and_goes_on_with_the_same_bits(trials, monkeypatch):
+    settings = STEPS.replace("train.checkpoint_every=2 train.validate_every=2", "train.checkpoint_every=1000")
+    undisturbed = trials.train(monkeypatch, settings.replace("train.steps=6", "train.steps=100"))
+    experiment, plan, attempt = trials.job(settings.replace("train.steps=6", "train.steps=100000"))
+    monkeypatch.setattr(interrupts, "_received", threading.Event())
+    with pytest.raises(KeyboardInterrupt):
+        Supervisor(experiment, plan, attempt, EndsEarly(), None, print).run()
+    assert interrupts.was_interrupted()
+    run, saved = attempt.run, newest(attempt.run)
+    assert (3 <= saved <= 100, run.record.exists()) == (True, False)
+    assert len(read_steps(run.metrics)) == saved
+    (end,) = read_attempt_lines(run.attempts).values()
+    assert (end["outcome"], end["reached"]) == ("interrupted", saved)
+    goes_on = experiment.with_settings("train.steps=100")
+    Supervisor(*trials.job_of(run, goes_on, resume=True), Watched(lambda: None), None, print).run()
+    assert_same(Trial(run, None, []), undisturbed)
+
+
+def test_checkpoints_are_also_made_by_the_clock(trials, monkeypatch):
+    settings = STEPS.replace("checkpoint_every=2", "checkpoint_every=1000 train.checkpoint_minutes=0.000001")
+    struck = trials.train(monkeypatch, settings, [{"fault": "kill", "stage": 1, "step": 4, "action": "B1"}])
+    assert struck.error is None, struck.said
+    assert struck.published[1] in (1, 2, 3, 4)
 
 
 def test_a_hook_of_workers_that_does_not_exist_is_an_error_of_the_user(trials, monkeypatch):

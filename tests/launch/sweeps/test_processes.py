@@ -122,7 +122,7 @@ def test_ending_a_member_ends_its_workers_too(tmp_path, monkeypatch):
     process = MemberProcess(one_task(tmp_path), "local", {})
     worker = wait_for(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text().strip())
     process.end()
-    assert wait_for(process.poll) == -signal.SIGTERM
+    assert wait_for(process.poll) == -signal.SIGINT
     process.kill()
     wait_for(lambda: not psutil.pid_exists(int(worker)) or psutil.Process(int(worker)).status() == "zombie")
     process.kill()  # there is nothing left

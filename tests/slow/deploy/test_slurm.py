@@ -93,8 +93,10 @@ def test_a_job_whose_time_is_up_ends_the_run_so_that_it_can_go_on(allocation):
         assert time.monotonic() < end, allocation.printed
         time.sleep(0.2)
     job.send_signal(signal.SIGTERM)  # as --signal=B:TERM@120 does, to the script alone
-    assert job.wait(60) == 130, allocation.printed
-    assert "interrupted; gpipe resume " in allocation.printed
+    assert job.wait(60) == 143, allocation.printed
+    saved = max(int(path.parent.name) for path in allocation.folder.glob("runs/*/*/checkpoints/*/manifest.json"))
+    assert len(losses(only_run(allocation.folder))) == saved
+    assert f" continues from the checkpoint of step {saved}" in allocation.printed
     assert allocation.rays() == []
 
 

@@ -148,7 +148,7 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, nu
     sweep.wait_for(lambda: sweep.saved("twin-0") and sweep.saved("twin-1"))
     members = [sweep.driver(name) for name in ("twin-0", "twin-1")]
     os.kill(sweep.process.pid, number)
-    sweep.wait(code=130 if number == signal.SIGTERM else -9, seconds=60)
+    sweep.wait(code=143 if number == signal.SIGTERM else -9, seconds=60)
     _, alive = psutil.wait_procs(members, GONE_S)
     assert not alive
     if number == signal.SIGTERM:

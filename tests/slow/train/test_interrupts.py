@@ -1,4 +1,4 @@
-"""Interrupts at random moments of whole runs: one sentence, exit code 130, no process left, and a run can be resumed.
+"""Interrupts at random moments of whole runs: one sentence, exit code 130 or 143, no process left, and it can go on.
 
 A moment is a part of the run and a share of the seconds that this part takes undisturbed. A save and the validation are
 short parts: each begins with a sign in the run's files. Before the first line of the command line's own code, a signal
@@ -305,4 +305,4 @@ def test_every_other_command_ends_with_one_sentence(name, undisturbed, tmp_path,
         print(f"{name}: exit code {code}, all gone after {seconds:.1f} s; {command.printed.splitlines()[-1]}")
     for connection in connections:
         connection.close()
-    assert 130 in codes, f"{name} was never interrupted; its moments come too late"
+    assert {130, 143} & {*codes}, f"{name} was never interrupted; its moments come too late"
