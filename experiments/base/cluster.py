@@ -17,8 +17,8 @@ from suite.pipeline.planning.placement import Node, Placement, place
 from suite.pipeline.planning.simulate import Link
 
 NETWORK = Link(latency_s=20e-6, bytes_per_s=25e9)
-"""Network of a declared cluster: one 200 Gbit/s port per device (HDR InfiniBand). Our choice, between the 100 and 400
-Gbit/s that clusters have."""
+"""Network of a declared cluster, and of one with GPUs that is not measured: one 200 Gbit/s port per device (HDR
+InfiniBand). Our choice, between the 100 and 400 Gbit/s that clusters have."""
 
 _COUNT = r"([1-9]\d{0,5})\s*[xX]\s*"
 
@@ -89,8 +89,8 @@ class Cluster:
 
     @property
     def between(self) -> Link | None:
-        """The link between nodes: measured, or of a declared cluster; None if unknown."""
-        return self.network or (NETWORK if self.device is not None else None)
+        """The link between nodes: measured, otherwise that of a declared cluster; None between nodes without GPUs."""
+        return self.network or (NETWORK if self.device is not None or self.kind == "gpu" else None)
 
 
 def parse_cluster(text: str, this: Cluster) -> Cluster:

@@ -97,7 +97,7 @@ def pose(work: Experiment, cluster: Cluster, cost_model: CostModel) -> PosedProb
     notes = *work.remarks(), *found.notes
     if placement is not None:
         machine = across_nodes(machine, placement, cluster)
-        notes += _network_notes(placement, cluster)
+        notes += network_notes(placement, cluster)
     if workers > cluster.devices:
         notes += (
             f"{workers} workers share {cluster.devices} cores and take turns: a step takes at least their total work",
@@ -268,8 +268,8 @@ def reserved_bytes(work: Measurable, cluster: Cluster, memory: int) -> int:
 
 def across_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:
     """Returns the machine with the link of each pair of neighbouring stages, and the rate of the all-reduce over
-    replicas: the slower of the two kinds where replicas span nodes. An unmeasured network counts like the links inside
-    a node."""
+    replicas: the slower of the two kinds where replicas span nodes. An unmeasured network of CPUs counts like the
+    links inside a node."""
     network = cluster.between
     if network is None:
         return machine
@@ -281,7 +281,11 @@ def across_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Ma
     return replace(machine, link=link, reduce_bytes_per_s=reduce)
 
 
-def _network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
+def _gbit_per_s(link: Link) -> str:
+    return f"{8 * link.bytes_per_s / 1e9:.0f} Gbit/s"
+
+
+def network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
     """Returns a note on the links of a plan that uses the network."""
     if not (placement.cuts or placement.spread):
         return ()
@@ -289,12 +293,10 @@ def _network_notes(placement: Placement, cluster: Cluster) -> tuple[str, ...]:
         inside, outside = cluster.device, cluster.between
         return (
             f"links, declared: {inside.link_name} inside a node, {inside.link / 1e9:.0f} GB/s each way; the network "
-            f"between nodes, {8 * outside.bytes_per_s / 1e9:.0f} Gbit/s a device",
+            f"between nodes, {_gbit_per_s(outside)} a device",
         )
     if cluster.network is None:
-        return (
-            f"the network between nodes is not measured (run {command('doctor')}): "
-            "assumed to be like the links inside a node",
-        )
+        like = "like the links inside a node" if cluster.between is None else f"{_gbit_per_s(cluster.between)} a device"
+        return (f"the network between nodes is not measured (run {command('doctor')}): assumed to be {like}",)
     latency, rate = cluster.network.latency_s * 1e3, cluster.network.bytes_per_s / 1e6
     return (f"the network between nodes, measured by {command('doctor')}: {latency:.2f} ms, {rate:,.0f} MB/s",)

@@ -26,7 +26,7 @@ from suite.errors import BusyError, PlacementError
 from suite.log import Log
 from suite.pipeline.planning.placement import Node, Placement
 
-FACTS_TIMEOUT_S = 60.0
+FACTS_TIMEOUT_S = 120.0
 """Seconds to query one node's devices; includes the start of a Ray worker process."""
 
 MEASURING_S = 300.0

@@ -206,7 +206,8 @@ def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
 def _run_plan(session: Session, planned: PlanReport) -> RunPlan:
     plan, cluster = planned.plan, planned.cluster
     flops = None if session.is_brief else _step_flops(planned, session.console.print)
-    return RunPlan(plan.layers_per_cell, plan.schedule_config, planned.step_s, flops, cluster.logits_bytes)
+    busy_s = tuple(plan.timeline.busy(stage, "FRIBW") for stage in range(plan.pipeline.stages))
+    return RunPlan(plan.layers_per_cell, plan.schedule_config, planned.step_s, flops, busy_s, cluster.logits_bytes)
 
 
 def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:

@@ -16,11 +16,13 @@ from launch.watching import run_figures
 from launch.watching.run_data import RunData, read_run
 from launch.watching.run_figures import memory_of, worker_name
 from launch.watching.translation_samples import score_section
+from launch.worker.heartbeat import read_heartbeats
 from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.jsonl import read_lines
-from suite.training.metrics import LOSS, MFU, STEP, STEP_S, units_done, units_per_s
+from suite.training.metrics import LOSS, MFU, SLOW, STEP, STEP_S, units_done, units_per_s, worker_of
+from suite.training.pace import EVERY
 from suite.training.trace import StepTrace, read_traces
 
 MOST_LANGUAGES = 12
@@ -81,9 +83,25 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
         "K x R, M": f"{pipeline.stages} x {pipeline.replicas}, {pipeline.micro_batches}",
         "scale": run.scale,
         "data": run.experiment.data,
+        "slower than its peers": ", ".join(slow_workers(run)),
         "started": began and time.strftime("%Y-%m-%d %H:%M", time.localtime(began)),
     }
     return [(name, str(value)) for name, value in facts.items() if value]
+
+
+def slow_workers(run: RunData) -> list[str]:
+    """Returns which workers were slow at the last look at all of them (``suite.training.pace``), and how slow."""
+    attempt = run.state.last.number if run.state.last is not None else 0
+    hosts = {(each.replica, each.stage): each.host for each in read_heartbeats(run.run.heartbeats, attempt)}
+    found: dict[tuple[int, int], float] = {}
+    for line in run.history.steps[-EVERY:]:
+        for name, ratio in line.items():
+            if (worker := worker_of(name, SLOW)) is not None:
+                found[worker] = ratio
+    return [
+        f"{worker_name(f'{replica}-{stage}', run)} on {hosts.get((replica, stage), '?')} ({ratio:.2f} times)"
+        for (replica, stage), ratio in found.items()
+    ]
 
 
 def _plan_table(run: RunData, traced: StepTrace | None) -> Table:

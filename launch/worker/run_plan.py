@@ -28,6 +28,8 @@ class RunPlan:
     """Predicted duration of a step."""
     flops: StepFlops | None = None
     """Operations of a step; None if the model has none, or if they could not be counted."""
+    busy_s: tuple[float, ...] = ()
+    """Seconds in which each stage computes in a step."""
     logits_bytes: int = CPU_LOGITS_BYTES
     """The size of logits that the devices compute at once (``models.chunked_loss``)."""
 

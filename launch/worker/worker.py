@@ -49,6 +49,7 @@ from suite.training import checkpoint
 from suite.training.fingerprints import Fingerprints
 from suite.training.layer_stats import LayerStats
 from suite.training.loop import Progress, TrainingSetup, train
+from suite.training.pace import Pace
 from suite.training.profiling import step_profiler
 from suite.training.stage_optimizer import StageOptimizer
 from suite.training.system_metrics import SystemMetrics, peak_bytes
@@ -164,7 +165,6 @@ class _Stage:
             optimizer = make_stage_optimizer(executor, groups, model, experiment.optimizer, sync_stats, factors)
             if loaded is not None:
                 checkpoint.load_optimizer(loaded, optimizer)
-            # the data
             source = experiment.data_source(attempt.data, coord)
             if warning := source.check(notes or vocabulary):
                 self.log(warning)
@@ -187,6 +187,7 @@ class _Stage:
                 saver=self._saver(optimizer, validation, stored, start),
                 trackers=trackers,
                 trace=trace,
+                pace=Pace(coord, self.device, self.plan.busy_s, all_gather(socket.gethostname()), self.log),
                 unit=experiment.unit,
                 metric_names=experiment.metric_names,
                 layer_stats=LayerStats(executor, every, start, layers_file) if every is not None else None,

@@ -21,6 +21,7 @@ from suite.settings import LoopSettings
 from suite.training import metrics
 from suite.training.fingerprints import Fingerprints
 from suite.training.layer_stats import LayerStats
+from suite.training.pace import Pace
 from suite.training.profiling import StepProfiler
 from suite.training.stage_optimizer import StageOptimizer, StepResult
 from suite.training.system_metrics import peak_bytes
@@ -37,8 +38,9 @@ waiting workers fail."""
 SAVE_TIMEOUT_S = 420.0
 """Longest save point: three waits of ``checkpoint.Saver`` for the previous save, and the copy."""
 
-PEAK, ASK = range(2)
-"""The numbers that each worker gives with its norms: bytes of its highest peak, and what it asks for."""
+PEAK, ASK, BUSY_S = range(3)
+"""The numbers that each worker gives with its norms: bytes of its highest peak, what it asks for, and the seconds in
+which it computed in the step before, 0 if unknown."""
 
 LAST_SAVE_TIMEOUT_S = 4 * SAVE_TIMEOUT_S
 """The last save is tried ``checkpoint.writing.LIMIT`` times."""
@@ -83,6 +85,8 @@ class TrainingSetup:
     """On the metrics rank, if the model's operations are known."""
     profiler: StepProfiler | None = None
     fingerprints: Fingerprints | None = None
+    pace: Pace | None = None
+    """None: slow workers are not named."""
     asks: Callable[[], Ask] = lambda: Ask.NOTHING
     """Called in each step."""
     saves_last: bool = True
@@ -157,7 +161,8 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[ReplicaBatch | None, 
     """Returns the worker's share of the mini-batch, the step's result, its seconds, and if it is traced its bubble."""
     begin, status = time.perf_counter(), worker.executor.status
     status.begin("batch", step)
-    recorder = worker.trace.recorder(step) if worker.trace is not None else None
+    traced = worker.trace.recorder(step) if worker.trace is not None else None
+    recorder = worker.pace.recorder(step) if traced is None and worker.pace is not None else traced
     with status.allow(MIN_MESSAGE_TIMEOUT_S):
         batch = worker.batches(step)
     worker.executor.recorder = recorder
@@ -166,15 +171,18 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[ReplicaBatch | None, 
     status.begin("update", step)
     with status.waiting_for("the other workers' gradients and norms"):
         with worker.layer_stats.updating() if worker.layer_stats is not None else nullcontext():
-            own = (peak_bytes(worker.executor.stage.device), worker.asks())
+            busy_s = worker.pace.take() if worker.pace is not None else 0.0
+            own = (peak_bytes(worker.executor.stage.device), worker.asks(), busy_s)
             result = worker.optimizer.update(sums, step, recorder, own)
         if worker.layer_stats is not None:
             worker.layer_stats.write(step, result.layer_norms)
     bubble = None
-    if worker.trace is not None and recorder is not None:
-        worker.trace.write(step, recorder)
+    if worker.pace is not None and recorder is not None:
+        worker.pace.note(recorder)
+    if worker.trace is not None and traced is not None:
+        worker.trace.write(step, traced)
         with status.waiting_for("the other workers' traces"):
-            bubble = worker.trace.bubble(recorder)
+            bubble = worker.trace.bubble(traced)
     seconds = time.perf_counter() - begin
     status.message_timeout.seconds = max(MIN_MESSAGE_TIMEOUT_S, MESSAGE_TIMEOUT_STEPS * seconds)
     status.step_done(seconds)
@@ -256,5 +264,7 @@ def _record(
         values |= worker.utilization.values(batch.units, seconds)
     if bubble is not None:
         values[metrics.BUBBLE] = bubble
+    if worker.pace is not None:
+        values |= worker.pace.slow_workers(progress.step, [numbers[BUSY_S] for numbers in result.of_workers])
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

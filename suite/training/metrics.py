@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,9 @@ PEAK_GIB, PEAK_SHARE = "memory/peak_gib", "memory/peak_share"
 
 BUBBLE = "pipeline/bubble"
 """The idle share of a step that is traced."""
+
+SLOW = "slow"
+"""How many times its peers' seconds a slow worker takes (``stage_metric``)."""
 
 NAMESPACES = ("train", "valid", "throughput", "memory", "pipeline", "scores")
 """All names but ``step`` are in one of them."""
@@ -68,6 +72,12 @@ def units_per_s_per_device(unit: str) -> str:
 def stage_metric(replica: int, stage: int, name: str) -> str:
     """Returns the name of a worker's own metric, such as ``pipeline/stage.0.2/cpu_percent``."""
     return f"pipeline/stage.{replica}.{stage}/{name}"
+
+
+def worker_of(metric: str, name: str) -> tuple[int, int] | None:
+    """Returns replica and stage of a ``stage_metric`` of this name, None for another metric."""
+    found = re.fullmatch(rf"pipeline/stage\.(\d+)\.(\d+)/{name}", metric)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def is_step(line: dict[str, Any]) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.base.cluster import NETWORK, parse_cluster
-from experiments.planning.problem import across_nodes, estimated_costs
+from experiments.planning.problem import across_nodes, estimated_costs, network_notes
 from experiments.planning.request import plan_request
 from suite.pipeline.planning.devices import DEVICES, GIB, Machine
+from suite.pipeline.planning.placement import Node
 from suite.pipeline.planning.simulate import Link, Links
 from tests.experiments.planning.works import LAPTOP, translation
 
@@ -57,3 +61,22 @@ def test_a_network_faster_than_the_links_inside_does_not_make_the_all_reduce_fas
 def test_a_plan_that_uses_the_network_names_its_links_and_no_other_does(cluster: str, told: str) -> None:
     lines = plan_request(translation("pipeline.stages=4"), parse_cluster(cluster, LAPTOP), estimated_costs).lines()
     assert [line for line in lines if "links, declared" in line] == ([f"  links, declared: {told}"] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "link", "told"),
+    [
+        ("gpu", NETWORK, "assumed to be 200 Gbit/s a device"),
+        ("cpu", None, "assumed to be like the links inside a node"),
+    ],
+)
+def test_a_network_that_is_not_measured_is_a_common_one_between_gpus(
+    kind: Literal["cpu", "gpu"], link: Link | None, told: str
+) -> None:
+    nodes = (Node("1", "a", 1, 1), Node("2", "b", 1, 1))
+    cluster = replace(LAPTOP, devices=2, kind=kind, nodes=nodes)
+    placement = cluster.place(2, 1)
+    assert placement is not None
+    machine = across_nodes(Machine(GIB, 0, Link(), 1e9), placement, cluster)
+    assert machine.link == (Link() if link is None else Links(Link(), link, placement.cuts))
+    assert told in network_notes(placement, cluster)[0]

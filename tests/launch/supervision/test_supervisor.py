@@ -1,19 +1,26 @@
 """A short version of tests/slow: a run with injected faults recovers, with the same result as without faults."""
 
+import re
+import socket
 import threading
 import time
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from launch import interrupts
 from launch.backends.processes import ProcessLauncher
 from launch.supervision.attempt_log import read_attempt_lines
 from launch.supervision.supervisor import Supervisor
+from launch.watching.run_data import RunData
+from launch.watching.run_page import slow_workers
 from launch.worker.attempt import run_logger
 from suite.errors import FailureLocation, ProgramError, SettingError, WorkerError
-from suite.training.metrics import read_steps
+from suite.training.metrics import SLOW, read_steps, stage_metric
+from suite.training.pace import FACTOR
 from tests.faults import injection
+from tests.faults.injection import VARIABLE
 from tests.slow.trial import Trial, Trials, Watched, assert_same, newest
 
 STEPS = "train.steps=6 train.checkpoint_every=2 train.validate_every=2 pipeline.stages=2 pipeline.micro_batches=2"
@@ -162,6 +169,37 @@ def test_checkpoints_are_also_made_by_the_clock(trials, monkeypatch):
     struck = trials.train(monkeypatch, settings, [{"fault": "kill", "stage": 1, "step": 4, "action": "B1"}])
     assert struck.error is None, struck.said
     assert struck.published[1] in (1, 2, 3, 4)
+
+
+def slow_replica(plan, coord, attempt, status):
+    """A hook: the second replica's layers take longer."""
+    forward = nn.Linear.forward
+
+    def delayed(*inputs):
+        time.sleep(0.01)
+        return forward(*inputs)
+
+    if coord.replica == 1:
+        nn.Linear.forward = delayed
+
+
+def test_a_slow_replica_is_named_in_the_log_and_on_the_page_with_its_machine(trials, monkeypatch):
+    settings = "train.steps=22 pipeline.stages=1 pipeline.replicas=2 pipeline.micro_batches=2"
+    experiment, plan, attempt = trials.job(settings)
+    monkeypatch.setenv(VARIABLE, f"{__file__}:slow_replica")
+    Supervisor(experiment, plan, attempt, Watched(lambda: None), None, print).run()
+    said = attempt.run.messages.read_text()
+    named = re.search(r"step (\d+): replica 1, stage 0 on (\S+) computes (\S+) times as long as its peers", said)
+    assert int(named[1]) <= 20
+    assert float(named[3]) > FACTOR
+    assert named[2] == socket.gethostname()
+    assert "replica 0, stage 0 on" not in said
+    run = RunData(attempt.run)
+    assert slow_workers(run) == [f"replica 1, stage 0 on {named[2]} ({ratio_of(run):.2f} times)"]
+
+
+def ratio_of(run):
+    return [line[name] for line in run.history.steps if (name := stage_metric(1, 0, SLOW)) in line][-1]
 
 
 def test_a_hook_of_workers_that_does_not_exist_is_an_error_of_the_user(trials, monkeypatch):
