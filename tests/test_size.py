@@ -46,7 +46,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
     "suite/pipeline/schedule": 1478,
-    "suite/training": 4091,
+    "suite/training": 4115,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

@@ -16,7 +16,7 @@ from launch.ray_nodes import own_node, run_on_all
 from suite.errors import PlacementError, WorkerError
 from suite.pipeline.planning.placement import Node
 
-ANSWER_S = 60.0
+ANSWER_S = 180.0
 """Seconds for a node to look for a marker; includes the start of a Ray process."""
 
 

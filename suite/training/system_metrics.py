@@ -13,6 +13,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from suite.training.metrics import stage_metric
 from suite.training.periodic import PeriodicThread
 
 PERIOD = 10.0
+
+MOST_WORKERS = 64
+"""Of more, the metrics rank reads the lines less often, and reports their spread and the workers that are highest."""
 
 MOST_LINES = 5000
 """A line comes once a share of 1 / MOST_LINES of the time so far has passed, and not before PERIOD."""
@@ -48,7 +52,7 @@ class SystemMetrics:
         self._start = status.first_step or 0
         self._lines = reopen(path_of(folder, coord.replica, coord.stage), self._start)
         self._device, self._queries_driver = device, True
-        self._began = self._due = time.monotonic()
+        self._began = self._due = self._sample_due = time.monotonic()
         self._process = psutil.Process()
         self._sampled_at, self._waited_s = time.monotonic(), status.message_timeout.total_waited_s()
         self._newest: dict[str, float] = {}
@@ -66,14 +70,14 @@ class SystemMetrics:
 
     def sample(self) -> None:
         """Reads the last line of every worker of this attempt."""
-        newest: dict[str, float] = {}
+        newest: dict[tuple[int, int], dict[str, float]] = {}
         for replica in range(self._coord.replicas):
             for stage in range(self._coord.stages):
                 line = last_line(path_of(self._folder, replica, stage))
                 if line is not None and line.get("attempt") == self._attempt:
                     values = {name: value for name, value in line.items() if name not in ("step", "attempt")}
-                    newest |= {stage_metric(replica, stage, name): value for name, value in values.items()}
-        self._newest = newest
+                    newest[replica, stage] = values
+        self._newest = spread(newest) if len(newest) > MOST_WORKERS else each_of(newest)
 
     def latest(self) -> dict[str, float]:
         """Returns the metrics read since the last call, named like ``pipeline/stage.0.2/resident_bytes``, without
@@ -86,7 +90,8 @@ class SystemMetrics:
             return
         self._due = now + (now - self._began) / MOST_LINES - PERIOD / 2  # half: calls come a little late or early
         self._write()
-        if self._coord.is_metrics_rank:
+        if self._coord.is_metrics_rank and now >= self._sample_due:
+            self._sample_due = now + PERIOD * (self._coord.stages * self._coord.replicas / MOST_WORKERS - 0.5)
             self.sample()
 
     def _write(self) -> None:
@@ -114,6 +119,25 @@ class SystemMetrics:
                 self._queries_driver = False
                 print(f"GPU utilization is not available: {error}", file=sys.stderr, flush=True)
         return metrics
+
+
+def each_of(values: Mapping[tuple[int, int], Mapping[str, float]]) -> dict[str, float]:
+    """Returns the metrics of each worker, by replica and stage."""
+    return {stage_metric(*worker, name): value for worker, own in values.items() for name, value in own.items()}
+
+
+def spread(values: Mapping[tuple[int, int], Mapping[str, float]]) -> dict[str, float]:
+    """Returns the lowest, median and highest value of each metric of all workers, and the whole metrics of those with a
+    highest one."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for own in values.values() for name in own):
+        by_worker = {worker: own[name] for worker, own in values.items() if name in own}
+        ranked = sorted(by_worker.values())
+        places = {"min": 0, "median": len(ranked) // 2, "max": -1}
+        found |= {f"pipeline/all/{name}_{what}": ranked[at] for what, at in places.items()}
+        highest = max(by_worker, key=by_worker.__getitem__)
+        found |= each_of({highest: values[highest]})
+    return found
 
 
 def peak_bytes(device: torch.device) -> int:

@@ -109,3 +109,29 @@ def test_the_lines_of_a_long_run_become_rarer(tmp_path, monkeypatch):
     assert written[:4000] == [10.0 * (at + 1) for at in range(4000)]
     assert 20_000 < len(written) < 30_000
     assert written[-1] - written[-2] < 600
+
+
+def test_of_many_workers_the_spread_is_told_and_who_is_highest():
+    values = {
+        (replica, stage): {"cpu_percent": float(replica * 8 + stage)} for replica in range(128) for stage in range(8)
+    }
+    values[3, 5] |= {"resident_bytes": 7.0}
+    found = system_metrics.spread(values)
+    assert found == {
+        "pipeline/all/cpu_percent_min": 0.0, "pipeline/all/cpu_percent_median": 512.0,
+        "pipeline/all/cpu_percent_max": 1023.0, "pipeline/all/resident_bytes_min": 7.0,
+        "pipeline/all/resident_bytes_median": 7.0, "pipeline/all/resident_bytes_max": 7.0,
+        "pipeline/stage.127.7/cpu_percent": 1023.0, "pipeline/stage.3.5/cpu_percent": 29.0,
+        "pipeline/stage.3.5/resident_bytes": 7.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("replicas", "reads"), [(32, 10), (640, 1)])
+def test_the_lines_of_many_workers_are_read_less_often(tmp_path, monkeypatch, replicas, reads):
+    now, sampled = [0.0], []
+    monkeypatch.setattr(system_metrics.time, "monotonic", lambda: now[0])
+    metrics = SystemMetrics(tmp_path, RankCoord(0, 1, replicas), 1, WorkerStatus(MessageTimeout(1.0)), CPU)
+    monkeypatch.setattr(metrics, "sample", lambda: sampled.append(now[0]))
+    for now[0] in range(0, 100, 10):
+        metrics._write_and_sample()
+    assert len(sampled) == reads
