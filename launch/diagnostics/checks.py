@@ -18,7 +18,7 @@ from uuid import uuid4
 from experiments.base.hints import command
 from launch import node_probe
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
-from launch.diagnostics.probes import Node, Probes
+from launch.diagnostics.probes import Host, Probes
 from suite.cgroups import cpu_limit
 
 PACKAGES = ["torch", "ray", "deepspeed", "transformers", "datasets", "wandb", "gpipe-suite"]
@@ -123,13 +123,13 @@ def _usable_gpus() -> int:
         return 0
 
 
-FactsByNode = Mapping[Node, NodeFacts]
+FactsByNode = Mapping[Host, NodeFacts]
 
 
 def versions(known: FactsByNode) -> list[Finding]:
     """Checks that Python, packages and the suite's source are equal everywhere, and that packages match their pins."""
     pins = node_probe.pinned_versions()
-    values_of: dict[str, dict[Node, str | None]] = {
+    values_of: dict[str, dict[Host, str | None]] = {
         "Python": {node: facts.python for node, facts in known.items()},
         **{package: {node: facts.versions[package] for node, facts in known.items()} for package in PACKAGES},
         "the suite's code": {node: facts.code for node, facts in known.items()},
@@ -166,7 +166,7 @@ def devices(known: FactsByNode) -> list[Finding]:
     return found or [ok("devices", f"{count_of(sum(counts), kind)} on {_nodes(sum(map(bool, counts)))}")]
 
 
-def _offered_findings(node: Node, facts: NodeFacts) -> Iterable[Finding]:
+def _offered_findings(node: Host, facts: NodeFacts) -> Iterable[Finding]:
     name, listed = node.name, facts.gpus
     if facts.listing_error:
         remedy = "repair the driver (nvidia-smi must list every GPU), then restart the node"
@@ -210,7 +210,7 @@ def limits(known: FactsByNode) -> list[Finding]:
     ]
 
 
-def storage(probes: Probes, nodes: Sequence[Node], folder: str) -> list[Finding]:
+def storage(probes: Probes, nodes: Sequence[Host], folder: str) -> list[Finding]:
     """Checks that all nodes can write to a folder, and that each reads what the others wrote."""
     mark = f".doctor-{uuid4().hex[:12]}"
     markers = {node: f"{mark}-{at}" for at, node in enumerate(nodes)}
@@ -234,7 +234,7 @@ def storage(probes: Probes, nodes: Sequence[Node], folder: str) -> list[Finding]
     return found or [ok("storage", f"{folder}: {who}")]
 
 
-def _differences(values: Mapping[Node, object]) -> str:
+def _differences(values: Mapping[Host, object]) -> str:
     """Returns which nodes have which value, the most frequent one first; an empty text if all have the same."""
     where: defaultdict[object, list[str]] = defaultdict(list)
     for node, value in values.items():

@@ -21,7 +21,7 @@ from experiments.base.hints import option
 from launch.backends.link_cache import write_links
 from launch.diagnostics import checks
 from launch.diagnostics.finding import Finding, count_of, fault, ok, warning
-from launch.diagnostics.probes import LocalProbe, Node, Probes, RayProbes
+from launch.diagnostics.probes import Host, LocalProbe, Probes, RayProbes
 from launch.runs.store import CACHE, RUNS
 from suite.errors import SettingError
 from suite.paths import hide_secrets
@@ -70,7 +70,7 @@ def doctor(address: str, storage: str, console: Console) -> bool:
     return not any(finding.level == "fault" for finding in findings)
 
 
-def examine(probes: Probes, storage: str, seconds: float) -> tuple[list[Finding], list[Node]]:
+def examine(probes: Probes, storage: str, seconds: float) -> tuple[list[Finding], list[Host]]:
     """Checks all nodes; one that does not answer within ``seconds`` is a fault and is skipped from then on. Returns the
     findings, and the nodes that answered."""
     known, silent = probes.ask(probes.nodes, checks.gather, lambda node: (), seconds)

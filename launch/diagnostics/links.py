@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from launch.backends.link_cache import LinkSpeeds
 from launch.backends.network_interface import rendezvous_store, use_interface_of
 from launch.diagnostics.finding import Finding, fault, ok, warning
-from launch.diagnostics.probes import Node
+from launch.diagnostics.probes import Host
 from launch.ray_nodes import collect, start_on
 from launch.worker.distributed import init_process_group, one_way_s, time_s
 from suite.log import Log
@@ -123,7 +123,7 @@ def _fit_link(measure_s: Callable[[int], float], small: int, agree_on: Callable[
     return Link(latency, int(size) / max(measure_s(int(size)) - latency, 1e-9))
 
 
-def measure_links(nodes: Sequence[Node], cluster: str, log: Log) -> tuple[LinkSpeeds | None, list[Finding]]:
+def measure_links(nodes: Sequence[Host], cluster: str, log: Log) -> tuple[LinkSpeeds | None, list[Finding]]:
     """Measures between workers of a cluster's nodes, one on each that has a device. One that cannot be placed is a
     fault and left out. Returns the speeds for plans; None with fewer than two workers, or if they do not connect."""
     import ray

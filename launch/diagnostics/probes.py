@@ -16,8 +16,8 @@ from suite.errors import PlacementError
 
 
 @dataclass(frozen=True)
-class Node:
-    """One node. ``cpus`` and ``gpus`` are what Ray offers there; None without Ray."""
+class Host:
+    """One node of a cluster. ``cpus`` and ``gpus`` are what Ray offers there; None without Ray."""
 
     name: str
     """Unique, for messages."""
@@ -27,20 +27,20 @@ class Node:
     gpus: int | None = None
 
 
-Arguments = Callable[[Node], tuple[Any, ...]]
-Answers = tuple[dict[Node, Any], dict[Node, str]]
+Arguments = Callable[[Host], tuple[Any, ...]]
+Answers = tuple[dict[Host, Any], dict[Host, str]]
 """The answer of each node, and the reason for each node that did not answer."""
 
 
 class LocalProbe:
     """This machine alone, without Ray."""
 
-    nodes: Sequence[Node] = (Node("this machine", "127.0.0.1"),)
+    nodes: Sequence[Host] = (Host("this machine", "127.0.0.1"),)
     """All nodes, in the order of the table."""
     cluster = "this machine"
     """The address that the cluster reports."""
 
-    def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
+    def ask(self, nodes: Sequence[Host], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
         """Calls a function on these nodes concurrently and waits at most ``seconds``; here in a daemon thread, because
         access to a network share whose server is gone may block for ever."""
         if not nodes:  # it did not answer an earlier call
@@ -84,14 +84,14 @@ class RayProbes:
         self._probes.clear()
         shutdown()
 
-    def ask(self, nodes: Sequence[Node], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
+    def ask(self, nodes: Sequence[Host], function: Callable[..., Any], arguments: Arguments, seconds: float) -> Answers:
         return collect({node: self._probes[node].call.remote(function, *arguments(node)) for node in nodes}, seconds)
 
 
 Probes = LocalProbe | RayProbes
 
 
-def _named_nodes(records: list[dict[str, Any]]) -> list[Node]:
+def _named_nodes(records: list[dict[str, Any]]) -> list[Host]:
     """Returns the nodes of Ray's records, the head first, each with a unique name: host, address, or id."""
     hosts = Counter(node["NodeManagerHostname"] for node in records)
     addresses = Counter(node["NodeManagerAddress"] for node in records)
@@ -105,7 +105,7 @@ def _named_nodes(records: list[dict[str, Any]]) -> list[Node]:
 
     records.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], name(node)))
     return [
-        Node(
+        Host(
             name(node),
             node["NodeManagerAddress"],
             node["NodeID"],

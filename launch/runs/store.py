@@ -58,7 +58,7 @@ class RunFolder:
     """The plan as one JSON object."""
     schedule = _File("schedule.csv")
     """The schedule, where search or a file made it."""
-    shrunk, shrunk_plan = _File("shrunk.toml"), _File("shrunk.json")
+    fewer_devices, fewer_devices_plan = _File("fewer_devices.toml"), _File("fewer_devices.json")
     """The reduced ones while devices are missing."""
     traces = _File("trace")
     """One JSON Lines file per worker: its actions with their times."""

@@ -32,18 +32,18 @@ from suite.errors import (
 )
 from suite.pipeline.model.topology import RankCoord
 
-Kind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
+FailureKind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
 
 SAME_FAILURE = "the same failure occurred twice in a row in the same place"
 
-LOST_WORKER: tuple[Kind, ...] = ("node", "preemption")
+LOST_WORKER: tuple[FailureKind, ...] = ("node", "preemption")
 
 
 @dataclass(frozen=True)
 class Cause:
     """The root cause of a failed attempt."""
 
-    kind: Kind
+    kind: FailureKind
     message: str
     """One sentence; for a stall followed by the state of each stage."""
     error_type: str = ""
@@ -108,7 +108,7 @@ def _death(error: WorkerDiedError, run: RunFolder, watchdog: Watchdog) -> Cause:
 
 
 def _last_seen(
-    coord: RankCoord, heartbeat: Heartbeat | None, log: str, kind: Kind, message: str, error_type: str = ""
+    coord: RankCoord, heartbeat: Heartbeat | None, log: str, kind: FailureKind, message: str, error_type: str = ""
 ) -> Cause:
     """Returns the cause with the place where its worker was last seen."""
     if heartbeat is None:

@@ -163,10 +163,10 @@ class CurrentRun:
                 continue
             if planned is not self.planned:
                 self.planned, self.plan = planned, _run_plan(self._session, planned)
-                is_shrunk = planned is not requested
-                self.attempt = replace(self.attempt, workers=_workers(experiment), shrunk=is_shrunk)
-                if is_shrunk:
-                    _write_records(planned, self.plan, self.run.shrunk, self.run.shrunk_plan)
+                has_fewer = planned is not requested
+                self.attempt = replace(self.attempt, workers=_workers(experiment), on_fewer_devices=has_fewer)
+                if has_fewer:
+                    _write_records(planned, self.plan, self.run.fewer_devices, self.run.fewer_devices_plan)
             return experiment, self.plan, self.attempt
         raise PlacementError(
             f"{devices} devices are left, and no plan of {requested.experiment.name} fits them{fault}; when more are "

@@ -33,7 +33,7 @@ _OVER = ("done", "interrupted")
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PastAttempt:
     """One attempt of a run: its lines of ``attempts.jsonl`` as one record."""
 
     number: int
@@ -62,11 +62,11 @@ class Attempt:
 @dataclass(frozen=True)
 class RunState:
     name: StateName
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[PastAttempt, ...]
     """All of them, across resumes, without those whose start was not recorded."""
 
     @property
-    def last(self) -> Attempt | None:
+    def last(self) -> PastAttempt | None:
         """The last attempt; None before the first."""
         return self.attempts[-1] if self.attempts else None
 
@@ -79,7 +79,7 @@ class RunState:
 def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
     """Returns the state of a run. Reads only small files. ``holds_lock`` is whether the caller holds the run's lock."""
     lines = read_attempt_lines(run.attempts)
-    attempts = tuple(Attempt(number, fields) for number, fields in lines.items() if "began" in fields)
+    attempts = tuple(PastAttempt(number, fields) for number, fields in lines.items() if "began" in fields)
     outcome = str([*lines.values()][-1].get("outcome", "")) if lines else ""
     starting = outcome in _OVER and draft_of(run.experiment).exists()  # of a run that is being resumed
     if not holds_lock and is_locked(run.path) and (outcome not in _OVER or starting):

@@ -29,7 +29,7 @@ class Attempt:
     """Counted across resumes of the run."""
     checkpoint_step: int | None = None
     """Step of the checkpoint to resume from; later ones are abandoned. None: the newest valid one."""
-    shrunk: bool = False
+    on_fewer_devices: bool = False
     """Whether the run has fewer devices than requested."""
     owner: str = ""
     """The driver, by a text that no other has (``suite.training.checkpoint.ownership``)."""
@@ -61,10 +61,10 @@ class Attempt:
 
     @property
     def input_files(self) -> tuple[Path, Path]:
-        """The files of the experiment and of the plan: on fewer devices than requested, the shrunk ones; while a
+        """The files of the experiment and of the plan: on fewer devices than requested, those of that plan; while a
         resumed run starts, their drafts."""
-        if self.shrunk:
-            return self.run.shrunk, self.run.shrunk_plan
+        if self.on_fewer_devices:
+            return self.run.fewer_devices, self.run.fewer_devices_plan
         return _newest(self.run.experiment), _newest(self.run.plan_json)
 
 

@@ -12,7 +12,7 @@ from launch.backends.link_cache import file_of, read_links
 from launch.diagnostics import checks, links
 from launch.diagnostics import command as doctor
 from launch.diagnostics.checks import MIB
-from launch.diagnostics.probes import LocalProbe, Node
+from launch.diagnostics.probes import Host, LocalProbe
 from launch.node_probe import pinned_versions
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.planning.devices import GIB
@@ -32,7 +32,7 @@ FACTS = checks.NodeFacts(
     shared_free=32 * GIB,
     open_files=65536,
 )
-NODES = [Node(name, f"10.0.0.{at}", name, cpus=8, gpus=0) for at, name in enumerate("abc")]
+NODES = [Host(name, f"10.0.0.{at}", name, cpus=8, gpus=0) for at, name in enumerate("abc")]
 GPU_NODES = [replace(node, gpus=2) for node in NODES]
 GPU_FACTS = replace(FACTS, gpus=2, usable=2)
 

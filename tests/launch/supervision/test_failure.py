@@ -173,7 +173,7 @@ def test_a_run_goes_on_with_fewer_devices_and_with_its_own_plan_when_they_are_ba
     assert current.fitted_to(4) == (work, requested, before)
     there[0] = few
     _, plan, attempt = current.fitted_to(3)
-    assert (attempt.workers, attempt.shrunk) == (2, True)
+    assert (attempt.workers, attempt.on_fewer_devices) == (2, True)
     assert RunPlan.read(attempt.input_files[1]) == plan
     assert current.fitted_to(3)[2] is attempt
     there[0] = whole

@@ -17,7 +17,10 @@ def test_drafts_come_before_the_runs_records_and_those_of_fewer_devices_before_b
     draft_of(run.experiment).touch()
     draft_of(run.plan_json).touch()
     assert attempt.input_files == (tmp_path / "experiment.draft", tmp_path / "plan.draft")
-    assert replace(attempt, shrunk=True).input_files == (tmp_path / "shrunk.toml", tmp_path / "shrunk.json")
+    assert replace(attempt, on_fewer_devices=True).input_files == (
+        tmp_path / "fewer_devices.toml",
+        tmp_path / "fewer_devices.json",
+    )
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": ["x"]}', json.dumps({"cells": [1]})])
