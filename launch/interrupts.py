@@ -187,8 +187,10 @@ def _print_message() -> None:
 
 def _on_signal(number: int, frame: object) -> None:
     global _is_handled, _has_asked, _number
-    _has_asked = number == signal.SIGTERM and _asks is not None and _asks()
-    _decided.set()
+    try:
+        _has_asked = number == signal.SIGTERM and _asks is not None and _asks()
+    finally:
+        _decided.set()
     if _has_asked or _is_handled:  # not ``_received``: the thread may have set it before
         return
     _number = signal.Signals(number)

@@ -57,6 +57,14 @@ def collect(calls: Mapping[Key, Any], timeout_s: float, late: str = "") -> tuple
     return answers, unanswered
 
 
+def cancel(call: Any) -> None:
+    """Ends a call that hangs in a driver and would keep its device."""
+    import ray
+
+    with suppress(Exception):
+        ray.cancel(call, force=True)
+
+
 def run_on_all(
     nodes: Sequence[Node],
     task: Callable[..., Any],
@@ -80,8 +88,8 @@ def run_on_all(
             for call in calls.values():
                 ray.cancel(call)
             _, running = collect(calls, CANCEL_S)
-            for node in running:  # such as one that hangs in a driver, and would keep its device
-                ray.cancel(calls[node], force=True)
+            for node in running:
+                cancel(calls[node])
         raise
     return results
 

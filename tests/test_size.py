@@ -11,20 +11,20 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1312,
-    "launch/backends": 1691,
+    "launch": 1322,
+    "launch/backends": 1718,
     "launch/diagnostics": 687,
     "launch/diff": 956,
     "launch/inference": 1200,
     "launch/jobs": 657,
     "launch/planning": 516,
     "launch/runs": 508,
-    "launch/supervision": 714,
+    "launch/supervision": 721,
     "launch/sweeps": 588,
     "launch/tracking": 564,
-    "launch/train": 752,
+    "launch/train": 754,
     "launch/watching": 970,
-    "launch/worker": 1920,
+    "launch/worker": 1927,
     "experiments": 169,
     "experiments/base": 1151,
     "experiments/custom": 1955,
@@ -46,7 +46,7 @@ BUDGETS = {
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2491,
     "suite/pipeline/schedule": 1478,
-    "suite/training": 4115,
+    "suite/training": 4136,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 

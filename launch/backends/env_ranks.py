@@ -11,8 +11,10 @@ is a child process: its end is reported and restarted as with any other launcher
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +38,8 @@ from launch.backends.processes import run_worker_alone
 from launch.supervision.supervisor import Launcher
 from launch.supervision.watchdog import FIRST_HEARTBEAT_S, Watchdog
 from launch.worker.attempt import Attempt
+from launch.worker.heartbeat import parse_heartbeat
+from launch.worker.save_requests import END_FILE
 from suite import errors
 from suite.errors import FailureLocation, PlacementError, SettingError, SuiteError, WorkerDiedError, WorkerError
 from suite.pipeline.planning.placement import Node, Placement
@@ -105,18 +109,23 @@ class Ranks:
 
     def serve(self) -> int:
         """Runs the worker of this rank in each attempt of rank 0; returns the command's exit code."""
+        asked, leave_at = threading.Event(), math.inf
         for number in count():
             while not self.store.check([str(number)]):
                 if self.store.check(["end"]):
                     interrupts.ignore()
                     self.store.add("ended", 1)
                     return int(self.store.get("end"))
+                if time.monotonic() > leave_at:
+                    raise interrupts.interrupted()
                 time.sleep(POLL_S)
             with TemporaryDirectory(prefix="gpipe-heartbeats-", ignore_cleanup_errors=True) as folder:
-                self._serve_attempt(number, Path(folder))
+                self._serve_attempt(number, Path(folder), asked)
+            leave_at = time.monotonic() + END_S if asked.is_set() else math.inf
         raise AssertionError
 
-    def _serve_attempt(self, number: int, folder: Path) -> None:
+    def _serve_attempt(self, number: int, folder: Path, asked: threading.Event) -> None:
+        """``asked`` is set when this rank gets SIGTERM, as all ranks do from torchrun and srun."""
         attempt, signs, due = _ATTEMPT.validate_json(self.store.get(str(number))), count(), 0.0
 
         def send(ended: bool = False, error: SuiteError | None = None) -> None:
@@ -130,11 +139,18 @@ class Ranks:
                 return False
             due = time.monotonic() + POLL_S
             send()
+            if asked.is_set():
+                (folder / END_FILE).touch()
             return bool(self.store.check([f"{number}/over"]))
+
+        def trains() -> bool:
+            heartbeats = (parse_heartbeat(path.read_bytes(), attempt.number) for path in folder.glob("*.json"))
+            return any(heartbeat is not None and heartbeat.steps_done for heartbeat in heartbeats)
 
         if attempt.folder.is_dir():
             own = replace(attempt, heartbeats=folder, working_dir=None)  # torchrun or srun has chosen this rank's
-            failed = self.run_worker(number, own, is_over)
+            with interrupts.first_sigterm(asked, trains):
+                failed = self.run_worker(number, own, is_over)
         else:
             failed = SettingError(
                 f"{socket.gethostname()} has no folder {attempt.folder}; start the command where all nodes share it"
@@ -258,7 +274,7 @@ class RankLauncher:
         first = failure or own
         if first is None and watchdog.should_stop:
             first = WorkerError("the workers were ended")
-        while running:
+        while running and not watchdog.ends_early.is_set():
             poll()
             time.sleep(POLL_S)
         if first is not None:

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from launch import interrupts
-from launch.worker.parent import end_with_parent
+from launch.worker.parent import end_with_parent, ignore_sigterm
 from suite.errors import ForkserverError, PeerLostError, SuiteError, WorkerDiedError, WorkerError
 from suite.paths import check_socket_folder
 
@@ -167,9 +167,10 @@ def _start_resource_tracker() -> None:
 
 
 def _start_server() -> None:
-    """Starts the forkserver with SIGINT blocked, which its workers inherit: Ctrl-C reaches them too, but this process
-    ends them. It imports nothing from the current folder, in which a user may have a ``datasets`` of their own."""
-    before, by_user = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), os.environ.get(SAFE_PATH)
+    """Starts the forkserver with signals blocked, which its workers inherit: those of a terminal or a scheduler reach
+    them too, but this process ends them. It imports nothing from the current folder, in which a user may have a
+    ``datasets`` of their own."""
+    before, by_user = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS), os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = by_user or OWN_SAFE_PATH
     try:
         forkserver.ensure_running()
@@ -240,6 +241,7 @@ def _call(
     target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
 ) -> None:
     end_with_parent()
+    ignore_sigterm()
     if os.environ.get(SAFE_PATH) == OWN_SAFE_PATH:  # not for the worker's own processes
         del os.environ[SAFE_PATH]
     try:

@@ -16,7 +16,7 @@ from launch.backends.link_cache import read_links
 from launch.backends.ray_connection import Connection, address, answering, wait_for_devices
 from launch.backends.ray_launcher import RayLauncher
 from launch.backends.shared_folder import check_shared
-from launch.ray_nodes import collect, run_on_all, start_on
+from launch.ray_nodes import cancel, collect, run_on_all, start_on
 from launch.runs.store import CACHE
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt, run_logger
@@ -58,7 +58,8 @@ class RayClusterBackend(Backend):
             kind = self._connection.kind()
             nodes = tuple(replace(node, free=node.total) for node in self._connection.nodes(kind))
             if not nodes:
-                raise PlacementError(f"the Ray cluster at {address()} has no node with a device; add one")
+                left_out = "; ".join(["", *self._connection.left_out.values()])
+                raise PlacementError(f"the Ray cluster at {address()} has no node with a device; add one{left_out}")
             name = self._connection.name()
         new = [node for node in nodes if node.id not in self._devices]
         asked = {node: start_on(node.id, _node_devices, kind, max_retries=0) for node in new}
@@ -66,6 +67,7 @@ class RayClusterBackend(Backend):
         self._devices |= {node.id: _as_offered(devices, node) for node, devices in found.items()}
         nodes = tuple(node for node in nodes if node not in silent)
         for node, why in silent.items():
+            cancel(asked[node])
             if not nodes:
                 raise _no_answer(node, why)
             self._connection.left_out[node.id] = f"{node.name}, which gave no result: {why}"

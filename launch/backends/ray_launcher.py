@@ -131,14 +131,18 @@ class RayLauncher:
     def leave_out(self, rank: int) -> str:
         """Places the next attempt without the node of a worker, and returns the node's name; empty if the others have
         too few free devices."""
-        node, workers = self._node_ids[rank], len(self._node_ids)
-        name = next((known.name for known in self._connection.nodes(self._kind) if known.id == node), node)
+        own, workers = self._node_ids[rank], len(self._node_ids)
+        try:
+            nodes = self._connection.nodes(self._kind)
+        except Exception:  # of many types: raised by Ray
+            return ""
+        others = sum(node.free + self._node_ids.count(node.id) for node in nodes if node.id != own)
+        if others < workers:
+            return ""
+        name = next((node.name for node in nodes if node.id == own), own)
         self._release()
-        self._connection.left_out[node] = f"{name}, whose worker failed twice"
-        if self.available_devices(workers) == workers:
-            return name
-        del self._connection.left_out[node]
-        return ""
+        self._connection.left_out[own] = f"{name}, whose worker failed twice"
+        return name
 
     def _place(self, stages: int, replicas: int) -> Placement:
         """Returns the placement of the workers; waits for busy devices. Raises PlacementError with the devices of each

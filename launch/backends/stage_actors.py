@@ -19,11 +19,14 @@ from launch.backends.stage_actor import Ended, StageActor
 from launch.worker.attempt import Attempt
 from suite.errors import WorkerDiedError, typed_line
 
-HOLD_S, STARTS_PER_S = 15.0, 20
-"""Seconds for Ray to give this run the devices that it chose, and devices or actors that it starts in a second more."""
+HOLD_S = 15.0
+"""Seconds for Ray to give this run the devices that it chose."""
+
+STARTS_PER_S = 20
+"""Devices that Ray gives in a second, and actors that it starts."""
 
 END_S = 15.0
-"""Seconds until the next stage process has ended."""
+"""Longest wait for the next stage process to end."""
 
 
 class StageActors:
@@ -69,12 +72,12 @@ class StageActors:
         gpus: dict[str, list[str]] = {}
         for node, own in self._devices.values():
             gpus[node] = sorted({*gpus.get(node, []), *own})
-        workers = Counter(node for node, _ in self._devices.values())
+        # the same on all nodes: other threads would compute other bits
+        attempt = replace(attempt, local_workers=max(Counter(node for node, _ in self._devices.values()).values()))
         self._attempt, self._streams = attempt.number, {}
         for rank, actor in self._actors.items():
             run = actor.run.options(num_returns="streaming")
-            node, _ = self._devices[rank]
-            self._streams[run.remote(replace(attempt, local_workers=workers[node]), store, gpus[node])] = rank
+            self._streams[run.remote(attempt, store, gpus[self._devices[rank][0]])] = rank
 
     def receive(self) -> tuple[dict[int, bytes], dict[int, Ended]]:
         """Waits POLL_S; returns what has come since, by rank: heartbeats, and the ends of stages."""

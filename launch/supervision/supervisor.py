@@ -23,7 +23,7 @@ from launch.supervision.failure import SAME_FAILURE, Cause, find_cause, reason_t
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
-from suite.errors import PlacementError, SettingError, SuiteError, WorkerError, typed_line
+from suite.errors import EndedEarlyError, PlacementError, SettingError, SuiteError, WorkerError, typed_line
 from suite.log import Log
 
 
@@ -112,11 +112,11 @@ class Supervisor:
         outcome, failure = "interrupted", None
         watchdog = Watchdog(attempt, self._experiment, self._plan, self._on_first_step)
         try:
-            with watchdog, interrupts.first_sigterm(watchdog.ends_early, lambda: watchdog.last_step is not None):
+            with watchdog, interrupts.first_sigterm(watchdog.ends_early, watchdog.trains):
                 self._launcher.run(replace(attempt, heartbeats=watchdog.folder), self._experiment, watchdog)
             outcome = "done"
         except Exception as error:
-            if interrupts.was_interrupted() or watchdog.ends_early.is_set():  # the error is a consequence
+            if interrupts.was_interrupted() or watchdog.ends_early.is_set() or isinstance(error, EndedEarlyError):
                 raise interrupts.interrupted() from error
             if not isinstance(error, SuiteError):
                 error = WorkerError(f"the workers could not be started: {typed_line(error)}")
@@ -166,7 +166,8 @@ class Supervisor:
     def _leave_out_node(self, cause: Cause, reason: str) -> str:
         """Leaves out the node of a failure that came twice; returns its name. Returns nothing if there is no other one,
         or if another one had the same failure: then the program is at fault."""
-        if reason != SAME_FAILURE or cause.stage is None or any(map(cause.same, self._left_out_for)):
+        count, most = self._failures_since_checkpoint, self._experiment.train.max_restarts
+        if reason != SAME_FAILURE or count > most or cause.stage is None or any(map(cause.same, self._left_out_for)):
             return ""
         coord = self._plan.coord(0, self._experiment.pipeline)
         self._left_out_for.append(cause)

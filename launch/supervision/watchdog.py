@@ -66,15 +66,15 @@ class StallDetector:
         self._coords = coords
         self._numbers: dict[int, int] = dict.fromkeys((coord.rank for coord in coords), 0)
         self._silence_s: dict[int, float] = dict.fromkeys(self._numbers, 0.0)
-        self._came = set[int]()
+        self._arrived = set[int]()
         """Ranks that have sent a heartbeat."""
 
     def update(self, heartbeats: Mapping[int, Heartbeat], elapsed_s: float) -> Verdict | None:
         """Takes the workers' latest heartbeats by rank, ``elapsed_s`` after the previous call; returns a verdict if
         there is a stall."""
-        if has_come := heartbeats.keys() - self._came:
-            self._came |= has_come
-            self._silence_s |= dict.fromkeys(self._silence_s.keys() - self._came, 0.0)
+        if new := heartbeats.keys() - self._arrived:
+            self._arrived |= new
+            self._silence_s |= dict.fromkeys(self._silence_s.keys() - self._arrived, 0.0)
         for coord in self._coords:
             heartbeat = heartbeats.get(coord.rank)
             if heartbeat is not None and heartbeat.number != self._numbers[coord.rank]:
@@ -146,6 +146,7 @@ class Watchdog:
         """``on_first_step`` is called with the attempt's first step when it has finished it."""
         pipeline = experiment.pipeline
         self.coords = [plan.coord(rank, pipeline) for rank in range(attempt.workers)]
+        self._steps = experiment.train.steps
         self._attempt, self._plan, self._micro_batches = attempt, plan, pipeline.micro_batches
         self.heartbeats: dict[int, Heartbeat] = {}
         """The latest of each worker, by rank."""
@@ -222,10 +223,14 @@ class Watchdog:
         """The last step that a worker has reported as done."""
         steps = [
             heartbeat.first_step + heartbeat.steps_done
-            for heartbeat in self.heartbeats.values()
+            for heartbeat in list(self.heartbeats.values())
             if heartbeat.first_step is not None
         ]
         return max(steps, default=None)
+
+    def trains(self) -> bool:
+        """Whether steps are being done now."""
+        return 0 < (self.last_step or 0) < self._steps
 
     @property
     def should_stop(self) -> bool:
@@ -244,7 +249,8 @@ class Watchdog:
             return
         self.read_heartbeats()
         if self.ends_early.is_set():
-            (self.folder / END_FILE).touch()
+            with suppress(OSError):
+                (self.folder / END_FILE).touch()
         if time.monotonic() >= self._note_due:
             self._note_heartbeats()
         before, self._checked_at = self._checked_at, time.monotonic()

@@ -206,7 +206,9 @@ def _write_plan_text(run: RunFolder, planned: PlanReport) -> None:
 def _run_plan(session: Session, planned: PlanReport) -> RunPlan:
     plan, cluster = planned.plan, planned.cluster
     flops = None if session.is_brief else _step_flops(planned, session.console.print)
-    busy_s = tuple(plan.timeline.busy(stage, "FRIBW") for stage in range(plan.pipeline.stages))
+    # stages on cores share caches and memory, so a plan of each is not exact
+    compared = range(plan.pipeline.stages if cluster.kind == "gpu" and planned.layer_costs.measured else 0)
+    busy_s = tuple(plan.timeline.busy(stage, "FRIBW") for stage in compared)
     return RunPlan(plan.layers_per_cell, plan.schedule_config, planned.step_s, flops, busy_s, cluster.logits_bytes)
 
 

@@ -22,7 +22,7 @@ from suite.pipeline.planning.devices import GIB
 from suite.pipeline.schedule.timeline import Timeline
 from suite.training.jsonl import read_lines
 from suite.training.metrics import LOSS, MFU, SLOW, STEP, STEP_S, units_done, units_per_s, worker_of
-from suite.training.pace import EVERY
+from suite.training.pace import LOOK_EVERY_STEPS
 from suite.training.trace import StepTrace, read_traces
 
 MOST_LANGUAGES = 12
@@ -90,11 +90,11 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 
 def slow_workers(run: RunData) -> list[str]:
-    """Returns which workers were slow at the last look at all of them (``suite.training.pace``), and how slow."""
+    """Returns which workers were slow at the last look (``suite.training.pace``), and how slow."""
     attempt = run.state.last.number if run.state.last is not None else 0
     hosts = {(each.replica, each.stage): each.host for each in read_heartbeats(run.run.heartbeats, attempt)}
     found: dict[tuple[int, int], float] = {}
-    for line in run.history.steps[-EVERY:]:
+    for line in run.history.steps[-LOOK_EVERY_STEPS:]:
         for name, ratio in line.items():
             if (worker := worker_of(name, SLOW)) is not None:
                 found[worker] = ratio

@@ -25,7 +25,7 @@ GROUP_TIMEOUT_S = 300.0
 """Timeout of a collective in seconds, unless planned steps are long; much longer than the wait for a checkpoint."""
 
 MEET_S = 1800.0
-"""Seconds in which the last worker must have come. The watchdog ends an attempt before, once no other one comes."""
+"""Longest wait for the last worker. The watchdog ends the attempt earlier if no further worker arrives."""
 
 OPEN_FILES = 1 << 16
 """Enough for connections to thousands of workers; some systems begin with 1,024."""
@@ -63,7 +63,7 @@ def init_process_group(
         # and as long in a step (docs/results/gpu.md)
         torch.backends.cuda.enable_cudnn_sdp(False)
     if not isinstance(rendezvous, str):
-        _meet(rendezvous, world)
+        _wait_for_all(rendezvous, world)
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     where: dict[str, Any] = {"init_method": rendezvous} if isinstance(rendezvous, str) else {"store": rendezvous}
     timeout = timedelta(seconds=timeout_s)
@@ -71,10 +71,10 @@ def init_process_group(
     return device
 
 
-def _meet(store: Store, world: int) -> None:
+def _wait_for_all(store: Store, world: int) -> None:
     """Waits for all workers, of which the last may have read Python from a cold disk; torch waits no longer than a
     collective may take."""
-    if store.add("came", 1) == world:
+    if store.add("arrived", 1) == world:
         store.set("all", "")
     store.wait(["all"], timedelta(seconds=MEET_S))
 

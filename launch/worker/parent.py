@@ -17,13 +17,17 @@ def end_with_parent() -> None:
 
     Without the forkserver this process's end would not be noticed, and it would keep running next to its successor.
     """
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: None
-    )  # a scheduler's to all processes: the parent ends this one
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     threading.Thread(target=_wait_for_parent, daemon=True).start()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: sent when the parent dies
     mp.set_start_method(None, force=True)  # the forkserver is not the choice of the user's code
+
+
+def ignore_sigterm() -> None:
+    """Leaves a scheduler's SIGTERM to all processes to the command, which lets its workers save first. Processes that
+    this one starts get it as usual."""
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _wait_for_parent() -> None:

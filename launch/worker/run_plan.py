@@ -29,7 +29,7 @@ class RunPlan:
     flops: StepFlops | None = None
     """Operations of a step; None if the model has none, or if they could not be counted."""
     busy_s: tuple[float, ...] = ()
-    """Seconds in which each stage computes in a step."""
+    """Seconds in which each stage computes in a step; empty where the plan is not exact enough to compare."""
     logits_bytes: int = CPU_LOGITS_BYTES
     """The size of logits that the devices compute at once (``models.chunked_loss``)."""
 

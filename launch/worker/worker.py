@@ -93,6 +93,8 @@ def train_stage(
                 _Stage(experiment, plan, attempt, coord, status, device).train()
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk
+                if isinstance(error, EndedEarlyError):
+                    raise
                 traceback.print_exc()  # goes to this worker's log; the terminal shows one sentence
             reported = _as_reported_error(error, run, coord, status, plan.timeout_s)
             # NCCL may call it an internal error on one worker that another has failed
@@ -187,7 +189,7 @@ class _Stage:
                 saver=self._saver(optimizer, validation, stored, start),
                 trackers=trackers,
                 trace=trace,
-                pace=Pace(coord, self.device, self.plan.busy_s, all_gather(socket.gethostname()), self.log),
+                pace=Pace(coord, self.device, start, self.plan.busy_s, all_gather(socket.gethostname()), self.log),
                 unit=experiment.unit,
                 metric_names=experiment.metric_names,
                 layer_stats=LayerStats(executor, every, start, layers_file) if every is not None else None,
@@ -203,7 +205,8 @@ class _Stage:
             progress = train(setup, settings, Progress(start, int(notes.get("units", 0))))
         batches.close()
         if progress.ended_early:
-            dist.barrier()  # no worker is ended before all have saved
+            with self.status.waiting_for("the other workers' last save", self.plan.timeout_s):
+                dist.barrier()  # no worker is ended before all have saved
             raise EndedEarlyError(f"ended early, saved after step {progress.step}")
         with self.status.waiting_for("the end of the run", self.plan.timeout_s):
             self._finish(layers, setup, source, progress, system_metrics, wandb_run)

@@ -38,9 +38,9 @@ waiting workers fail."""
 SAVE_TIMEOUT_S = 420.0
 """Longest save point: three waits of ``checkpoint.Saver`` for the previous save, and the copy."""
 
-PEAK, ASK, BUSY_S = range(3)
-"""The numbers that each worker gives with its norms: bytes of its highest peak, what it asks for, and the seconds in
-which it computed in the step before, 0 if unknown."""
+PEAK, ASK, BUSY_S, UNITS = range(4)
+"""The numbers that each worker gives with its norms: bytes of its highest peak, what it asks for, and of the step
+before the seconds in which it computed and the units of its share; 0 if unknown."""
 
 LAST_SAVE_TIMEOUT_S = 4 * SAVE_TIMEOUT_S
 """The last save is tried ``checkpoint.writing.LIMIT`` times."""
@@ -171,14 +171,14 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[ReplicaBatch | None, 
     status.begin("update", step)
     with status.waiting_for("the other workers' gradients and norms"):
         with worker.layer_stats.updating() if worker.layer_stats is not None else nullcontext():
-            busy_s = worker.pace.take() if worker.pace is not None else 0.0
-            own = (peak_bytes(worker.executor.stage.device), worker.asks(), busy_s)
+            look = worker.pace.take() if worker.pace is not None else (0.0, 0.0)
+            own = (peak_bytes(worker.executor.stage.device), worker.asks(), *look)
             result = worker.optimizer.update(sums, step, recorder, own)
         if worker.layer_stats is not None:
             worker.layer_stats.write(step, result.layer_norms)
     bubble = None
     if worker.pace is not None and recorder is not None:
-        worker.pace.note(recorder)
+        worker.pace.note(step, recorder, float(batch.units) if batch is not None else 0.0)
     if worker.trace is not None and traced is not None:
         worker.trace.write(step, traced)
         with status.waiting_for("the other workers' traces"):
@@ -265,6 +265,7 @@ def _record(
     if bubble is not None:
         values[metrics.BUBBLE] = bubble
     if worker.pace is not None:
-        values |= worker.pace.slow_workers(progress.step, [numbers[BUSY_S] for numbers in result.of_workers])
+        busy_s, units = ([numbers[at] for numbers in result.of_workers] for at in (BUSY_S, UNITS))
+        values |= worker.pace.slow_workers(progress.step, busy_s, units)
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

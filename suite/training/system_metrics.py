@@ -30,7 +30,7 @@ from suite.training.periodic import PeriodicThread
 PERIOD = 10.0
 
 MOST_WORKERS = 64
-"""Of more, the metrics rank reads the lines less often, and reports their spread and the workers that are highest."""
+"""Of more, the metrics rank reads the lines less often, and reports their spread and the rank of the highest."""
 
 MOST_LINES = 5000
 """A line comes once a share of 1 / MOST_LINES of the time so far has passed, and not before PERIOD."""
@@ -77,7 +77,8 @@ class SystemMetrics:
                 if line is not None and line.get("attempt") == self._attempt:
                     values = {name: value for name, value in line.items() if name not in ("step", "attempt")}
                     newest[replica, stage] = values
-        self._newest = spread(newest) if len(newest) > MOST_WORKERS else each_of(newest)
+        many = self._coord.stages * self._coord.replicas > MOST_WORKERS
+        self._newest = spread(newest, self._coord.stages) if many else each_of(newest)
 
     def latest(self) -> dict[str, float]:
         """Returns the metrics read since the last call, named like ``pipeline/stage.0.2/resident_bytes``, without
@@ -126,17 +127,16 @@ def each_of(values: Mapping[tuple[int, int], Mapping[str, float]]) -> dict[str, 
     return {stage_metric(*worker, name): value for worker, own in values.items() for name, value in own.items()}
 
 
-def spread(values: Mapping[tuple[int, int], Mapping[str, float]]) -> dict[str, float]:
-    """Returns the lowest, median and highest value of each metric of all workers, and the whole metrics of those with a
-    highest one."""
+def spread(values: Mapping[tuple[int, int], Mapping[str, float]], stages: int) -> dict[str, float]:
+    """Returns the lowest, median and highest value of each metric of all workers, and the rank with the highest."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for own in values.values() for name in own):
         by_worker = {worker: own[name] for worker, own in values.items() if name in own}
         ranked = sorted(by_worker.values())
         places = {"min": 0, "median": len(ranked) // 2, "max": -1}
         found |= {f"pipeline/all/{name}_{what}": ranked[at] for what, at in places.items()}
-        highest = max(by_worker, key=by_worker.__getitem__)
-        found |= each_of({highest: values[highest]})
+        replica, stage = max(by_worker, key=by_worker.__getitem__)
+        found[f"pipeline/all/{name}_max_rank"] = replica * stages + stage
     return found
 
 

@@ -77,11 +77,11 @@ def test_heartbeats_and_ends_come_by_rank_all_that_are_there_at_once(actors):
     assert actors.receive() == ({}, {1: None})
 
 
-def test_each_stage_sees_the_gpus_of_the_runs_stages_on_its_node_and_knows_how_many_share_its_cores(actors):
+def test_each_stage_sees_the_gpus_of_the_runs_stages_on_its_node_and_all_have_the_share_of_the_fullest_node(actors):
     actors.begin(attempt(1))
     given = [actors.made[rank].given for rank in range(3)]
     assert [gpus for _, _, gpus in given] == [["0", "1"], ["0", "1"], ["2"]]
-    assert [own.local_workers for own, _, _ in given] == [2, 2, 1]
+    assert [own.local_workers for own, _, _ in given] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -116,18 +116,20 @@ class Devices:
         ({0}, 2, 3, [(1, 0)]),
         ({0}, 0, 2, []),
         ({0, 1, 2}, 2, 3, [(1, 0)]),
+        ({0, 1}, 2, 2, []),
     ],
-    ids=["a bad device", "no spare", "a fault of the program"],
+    ids=["a bad device", "no spare", "a fault of the program", "max_restarts=1"],
 )
 def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(trials, bad, spares, attempts, left_out):
-    experiment, plan, attempt = trials.job(STEPS)
+    limit = " train.max_restarts=1" if bad == {0, 1} else ""
+    experiment, plan, attempt = trials.job(STEPS + limit)
     devices, said = Devices(bad, spares), []
     supervisor = Supervisor(experiment, plan, attempt, devices, None, said.append)
     if len(bad) == 1 and spares:
         supervisor.run()
         assert any("node 0 is left out, because others have free devices" in line for line in said)
     else:
-        with pytest.raises(WorkerError, match=f"Attempt {attempts} was the last: the same failure occurred twice"):
+        with pytest.raises(WorkerError, match=f"Attempt {attempts} was the last: the same failure"):
             supervisor.run()
     assert len(read_attempt_lines(attempt.run.attempts)) == attempts
     assert devices.left_out == left_out
@@ -165,10 +167,11 @@ def test_a_run_that_is_asked_to_end_saves_after_its_step_and_goes_on_with_the_sa
 
 
 def test_checkpoints_are_also_made_by_the_clock(trials, monkeypatch):
-    settings = STEPS.replace("checkpoint_every=2", "checkpoint_every=1000 train.checkpoint_minutes=0.000001")
+    saved_by_clock = "train.checkpoint_every=1000 train.checkpoint_minutes=0.000001"
+    settings = STEPS.replace("train.checkpoint_every=2 train.validate_every=2", saved_by_clock)
     struck = trials.train(monkeypatch, settings, [{"fault": "kill", "stage": 1, "step": 4, "action": "B1"}])
     assert struck.error is None, struck.said
-    assert struck.published[1] in (1, 2, 3, 4)
+    assert struck.published[1] in (1, 2, 3, 4)  # none without the clock
 
 
 def slow_replica(plan, coord, attempt, status):
@@ -184,13 +187,13 @@ def slow_replica(plan, coord, attempt, status):
 
 
 def test_a_slow_replica_is_named_in_the_log_and_on_the_page_with_its_machine(trials, monkeypatch):
-    settings = "train.steps=22 pipeline.stages=1 pipeline.replicas=2 pipeline.micro_batches=2"
+    settings = "train.steps=26 pipeline.stages=1 pipeline.replicas=2 pipeline.micro_batches=2"
     experiment, plan, attempt = trials.job(settings)
     monkeypatch.setenv(VARIABLE, f"{__file__}:slow_replica")
     Supervisor(experiment, plan, attempt, Watched(lambda: None), None, print).run()
     said = attempt.run.messages.read_text()
     named = re.search(r"step (\d+): replica 1, stage 0 on (\S+) computes (\S+) times as long as its peers", said)
-    assert int(named[1]) <= 20
+    assert int(named[1]) == 22  # after looks at steps 10, 15 and 20, whose seconds come a step later
     assert float(named[3]) > FACTOR
     assert named[2] == socket.gethostname()
     assert "replica 0, stage 0 on" not in said

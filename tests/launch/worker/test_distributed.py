@@ -43,7 +43,8 @@ class CountingStore:
 def test_workers_meet_with_two_calls_each_however_late_the_last_one_is():
     store, came = CountingStore(), []
     workers = [
-        threading.Thread(target=lambda: came.append(distributed._meet(store, 64)), daemon=True) for _ in range(64)
+        threading.Thread(target=lambda: came.append(distributed._wait_for_all(store, 64)), daemon=True)
+        for _ in range(64)
     ]
     for worker in workers[:-1]:
         worker.start()

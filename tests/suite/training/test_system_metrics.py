@@ -116,13 +116,12 @@ def test_of_many_workers_the_spread_is_told_and_who_is_highest():
         (replica, stage): {"cpu_percent": float(replica * 8 + stage)} for replica in range(128) for stage in range(8)
     }
     values[3, 5] |= {"resident_bytes": 7.0}
-    found = system_metrics.spread(values)
+    found = system_metrics.spread(values, 8)
     assert found == {
         "pipeline/all/cpu_percent_min": 0.0, "pipeline/all/cpu_percent_median": 512.0,
         "pipeline/all/cpu_percent_max": 1023.0, "pipeline/all/resident_bytes_min": 7.0,
         "pipeline/all/resident_bytes_median": 7.0, "pipeline/all/resident_bytes_max": 7.0,
-        "pipeline/stage.127.7/cpu_percent": 1023.0, "pipeline/stage.3.5/cpu_percent": 29.0,
-        "pipeline/stage.3.5/resident_bytes": 7.0,
+        "pipeline/all/cpu_percent_max_rank": 1023, "pipeline/all/resident_bytes_max_rank": 29,
     }  # fmt: skip
 
 
