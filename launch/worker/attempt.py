@@ -21,8 +21,6 @@ class Attempt:
     data: Path
     """The prepared data."""
     workers: int
-    local_workers: int | None = None
-    """Those on this worker's machine; None: all."""
     use_gpu: bool = False
     resume: bool = False
     number: int = 1
@@ -42,6 +40,8 @@ class Attempt:
     """The folder of measured costs, which has the device's measured peak too."""
     heartbeats: Path | None = None
     """The folder for its heartbeat, on the worker's machine; None if nobody watches."""
+    local_workers: int | None = None
+    """Those on this worker's machine; None: all."""
     hook: str = ""
     """``path.py:function[argument]`` of GPIPE_WORKER_HOOK, called before a worker is assembled; tests inject faults."""
 

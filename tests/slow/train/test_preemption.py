@@ -1,0 +1,74 @@
+"""SIGTERM of a scheduler: a run saves after its step, ends with 143, and goes on with the same bits."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from launch.runs.store import RunFolder
+from launch.supervision.attempt_log import read_attempt_lines
+from suite.training.metrics import read_steps
+from tests.launch.command_line import environment, gpipe_here
+
+OWN = """
+import torch
+from torch import nn
+from suite import TrainSpec
+
+def small():
+    rows = [(torch.randn(4), at % 2) for at in range(16)]
+    return TrainSpec(
+        layers=[nn.Linear(4, 4), nn.Linear(4, 2)], loss=nn.CrossEntropyLoss(), train=rows, batch_size=8, stages=2,
+        micro_batches=2, steps=1000000, settings="train.checkpoint_every=1000000 tracking.wandb=disabled",
+    )
+"""
+COMMANDS = {
+    "local": [sys.executable, "-m", "launch.cli"],
+    "ray": [sys.executable, "-m", "launch.cli"],
+    "env": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "launch.cli"],
+}
+
+
+def wait_for(condition, process, printed):
+    end = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None, printed.read_text()
+        assert time.monotonic() < end, printed.read_text()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "to"), [("local", "command"), ("local", "group"), ("ray", "command"), ("env", "command")]
+)
+def test_a_run_saves_and_goes_on_with_the_same_bits(launcher, to, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    printed = tmp_path / "printed"
+    with printed.open("w") as file:
+        process = subprocess.Popen(
+            [*COMMANDS[launcher], "experiment", "own.py:small", "--launcher", launcher], cwd=tmp_path, stdout=file,
+            stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
+        )  # fmt: skip
+    attempts = lambda: "".join(path.read_text() for path in tmp_path.glob("runs/*/*/attempts.jsonl"))  # noqa: E731
+    wait_for(lambda: "first_step_s" in attempts(), process, printed)
+    time.sleep(1.5)  # all ranks know that they train
+    (os.killpg if to == "group" else os.kill)(process.pid, signal.SIGTERM)
+    code = process.wait(25)  # torchrun kills after 30 s
+    (path,) = tmp_path.glob("runs/small/*")
+    run = RunFolder(path)
+    saved = max(int(manifest.parent.name) for manifest in run.checkpoints.glob("*/manifest.json"))
+    assert len(read_steps(run.metrics)) == saved
+    assert [line["outcome"] for line in read_attempt_lines(run.attempts).values()] == ["interrupted"]
+    assert not run.record.exists()
+    if launcher != "env":  # torchrun has a code of its own
+        assert code == 143, printed.read_text()
+        assert printed.read_text().splitlines()[-1].endswith(f"continues from the checkpoint of step {saved}")
+    steps = f"train.steps={saved + 3}"
+    gpipe_here(tmp_path, "resume", str(path), "--launcher", "local", "--set", steps)
+    losses = [json.loads(line)["train/loss"] for line in run.metrics.read_text().splitlines()]
+    undisturbed = gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local", "--set", steps)
+    (other,) = (RunFolder(each) for each in tmp_path.glob("runs/small/*") if each != path)
+    assert losses == [line["train/loss"] for line in read_steps(other.metrics)], undisturbed
