@@ -95,14 +95,12 @@ def test_a_run_that_stopped_early_is_finished_and_scored_at_its_best_step():
     train = member.experiment.train.model_copy(update={"validate_every": 10, "patience": 2})
     member = replace(member, experiment=member.experiment.model_copy(update={"train": train}))
     record = {"steps": 70, "best_step": 50, "stopped_early": "...", "validations_without_improvement": 2}
-    scores = {"beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs, "overlap": {}}
+    scores = {"beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
     scores["directions"] = dict.fromkeys(f"en-{code}" for code in member.experiment.text.corpus_languages)
     assert is_scored(member, record, {**scores, "step": 50})
     assert not is_scored(member, record, {**scores, "step": 70})
     assert not is_scored(member, {**record, "stopped_early": False}, {**scores, "step": 50})  # interrupted
     assert is_scored(member, {"steps": train.steps}, {**scores, "step": train.steps})
-    del scores["overlap"]
-    assert not is_scored(member, record, {**scores, "step": 50})  # of an older version
 
 
 @pytest.mark.slow
