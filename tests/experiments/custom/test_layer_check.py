@@ -3,7 +3,6 @@
 ``grammar/refused.py`` has more of it, in whole models.
 """
 
-import os
 import random
 
 import numpy as np
@@ -117,10 +116,6 @@ BAD = {
     "a cache of the first rows": (
         check.forgets_other_rows, Layer(adds_its_first_rows, cache=[]),
         "changes its attribute cache, and returns other values after other rows",
-    ),
-    "the system's random numbers": (
-        check.repeats_its_forward, Layer(lambda self, x: x * int.from_bytes(os.urandom(4))),
-        "it uses something outside that changes",
     ),
     "a second forward that fails": (
         check.repeats_its_forward, Layer(only_once, calls=0), "fails in another forward from the same state",

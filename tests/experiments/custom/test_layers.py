@@ -9,7 +9,6 @@ from experiments.custom.held_tensors import check_held
 from experiments.custom.layer_check import find_refusal
 from experiments.custom.layers import on_meta, tie_shared
 from experiments.custom.loss import SummedLoss
-from experiments.custom.spec_check import layers_of
 from suite import TrainSpec
 from suite.errors import SettingError
 from suite.pipeline.model.layers import materialize, structure_key, ties_of
@@ -176,12 +175,6 @@ def test_a_loss_must_have_a_gradient():
         return (outputs.argmax(1) != 0).float().mean(), outputs.sum()
 
     assert "the loss has no gradient" in faults(nn.Linear(3, 3), loss=errors)
-
-
-@pytest.mark.parametrize(("layers", "message"), [([], "has no layers"), ([3], "layer 0 is a int; every layer must be")])
-def test_layers_must_be_modules(layers, message):
-    with pytest.raises(SettingError, match=message):
-        layers_of(TrainSpec(layers=layers, loss=nn.MSELoss(), train=[]))
 
 
 class Configuration:

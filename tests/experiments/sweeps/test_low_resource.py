@@ -168,14 +168,6 @@ def test_a_loss_by_nll_and_chrf_is_a_contradiction_and_a_gain_by_one_of_them_is_
         assert outcomes(tmp_path / name)[0][0] == expected, name
 
 
-def test_with_a_seed_missing_nothing_is_decided(tmp_path):
-    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    (tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-2/scores.json").unlink()
-    found, table = outcomes(tmp_path)
-    assert found == ["undecided", "undecided", "confirmed", "confirmed"]
-    assert table.rows[0][6] == "2 of 3"
-
-
 def test_the_tuning_table_tells_a_choice_at_the_edge(tmp_path):
     tune(tmp_path)
 

@@ -10,7 +10,6 @@ from torch import nn
 from tests.experiments.custom.grammar import Layer, W, layer, production
 
 CALLS = itertools.count(1)
-COUNTED = {"calls": 0}
 GLOBAL = nn.Linear(W, W)
 NO_TENSOR = "it must return one tensor or a tuple of tensors"
 AGAIN = "returns other values for the same inputs and seeds"
@@ -186,12 +185,6 @@ def remembers(self, x):
 @layer(OUTSIDE)
 def counts_outside(self, x):
     return self.inner(x) / next(CALLS)
-
-
-@layer(AGAIN)
-def counts_in_a_global(self, x):
-    COUNTED["calls"] += 1
-    return self.inner(x) / COUNTED["calls"]
 
 
 @layer(AGAIN)

@@ -5,7 +5,6 @@ import weakref
 from types import MethodType
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
@@ -33,11 +32,6 @@ def trains_a_scalar(self, x):
 @layer("has sparse gradients of table.weight", table=lambda: nn.Embedding(7, W, sparse=True))
 def has_sparse_gradients(self, x):
     return self.inner(x) + self.table((x > 0).sum(1))
-
-
-@layer("without shapes", late=lambda: nn.LazyLinear(W))
-def has_no_shapes(self, x):
-    return self.late(self.inner(x))
 
 
 @layer("is not a number", w=lambda: nn.Parameter(torch.full((W,), torch.nan)))
@@ -329,17 +323,3 @@ def clamps_a_gradient(linear):
 def hooks_after_accumulation(linear):
     if linear.weight.requires_grad:
         linear.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5))
-
-
-@production("do not match")
-def a_skip_without_an_end():
-    made = Layer(lambda self, x: (self.inner(x), x))
-    made.gpipe_stashes = ("lost",)
-    return [made]
-
-
-@production("such as gpipe_stashes")
-def a_skip_named_wrongly():
-    made = Layer(lambda self, x: (self.inner(x), F.relu(x)))
-    made.gpipe_stashes = "skip"
-    return [made]
