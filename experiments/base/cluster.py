@@ -12,7 +12,7 @@ from experiments.base.hints import command, option
 from models.chunked_loss import CPU_LOGITS_BYTES, accelerator_logits_bytes
 from suite.errors import SettingError
 from suite.pipeline.model.topology import TransportName
-from suite.pipeline.planning.devices import ASSUMED_SPEED, DEVICES, GIB, THIS_DEVICE, Device, find_device, known_devices
+from suite.pipeline.planning.devices import ASSUMED_SPEED, GIB, THIS_DEVICE, Device, find_device, known_devices
 from suite.pipeline.planning.placement import Node, Placement, place
 from suite.pipeline.planning.simulate import Link
 
@@ -133,9 +133,6 @@ def _parse_part(part: str, text: str, this: Cluster) -> Cluster:
             raise SettingError(f"it has no device; {known_devices()}")
         device = find_device(name, this.bytes_per_device)
     except SettingError as fault:
-        if glued := re.fullmatch(rf"((?:\d+ *x *)?\d+)[ *]*({'|'.join(DEVICES)})", part.strip(), re.I):
-            given = option("CLUSTER", repr(text))
-            raise SettingError(f"{given} lacks an x; did you mean {glued[1]}x{glued[2]}?") from None
         raise SettingError(
             f"{option('CLUSTER', repr(text))} is not a cluster: {fault}; write [nodes x] devices x device, such as "
             "16x16GiB, 2x8xH100 or 4xA100-40GB, and + between different devices"

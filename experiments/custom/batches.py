@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from experiments.custom.loading import seeded
 from experiments.custom.loss import units_of
+from experiments.custom.trial import bytes_of, generator_states
 from suite.data.epochs import ShuffledEpochs
 from suite.errors import DataError, SettingError, typed_line
 from suite.pipeline.model.layers import Tensors
@@ -68,9 +67,9 @@ class SpecBatches:
     def check_prefetch(self) -> None:
         """Raises SettingError if the first mini-batch draws random numbers and the spec says ``prefetch``."""
         with seeded(self._seed):
-            before = _random_state()
+            before = generator_states()
             self.whole(0)
-            if self._spec.prefetch and _random_state() != before:
+            if self._spec.prefetch and generator_states() != before:
                 raise SettingError(
                     "the data draws random numbers from the generators of torch, numpy or random, which layers use at "
                     "the same time: leave prefetch=True out, or draw from a generator of its own, seeded by the row"
@@ -82,7 +81,7 @@ class SpecBatches:
         hashed = hashlib.sha256()
         values = [parameter for layer in self._spec.layers for parameter in layer.parameters() if not parameter.is_meta]
         for tensor in (*(tensor for part in self.whole(0) for tensor in part), *values):
-            hashed.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            hashed.update(bytes_of(tensor))
         return hashed.hexdigest()
 
     def _seeded(self, step: int) -> AbstractContextManager[None]:
@@ -105,10 +104,6 @@ class SpecBatches:
         if not divisor > 0:
             raise DataError("a mini-batch has no units to take the mean over: all its targets are ignored")
         return divisor
-
-
-def _random_state() -> tuple[object, ...]:
-    return bytes(torch.get_rng_state().numpy()), repr(np.random.get_state()), random.getstate()
 
 
 def _rows_of(data: Dataset, rows: list[int]) -> list[Any]:

@@ -67,9 +67,9 @@ class Trial:
     def returned(self) -> Any:
         """Raises what the layer raises, and RuntimeError for one that removes a buffer."""
         with torch.no_grad(), ChangingBuffers(self.module).recorded(self._buffers), seeded(SEED, CPU):
-            states = _generator_states()
+            states = generator_states()
             found = self.module(*self.inputs)
-            self.draws = states != _generator_states()
+            self.draws = states != generator_states()
         return found
 
     @property
@@ -95,10 +95,10 @@ class Trial:
     @cached_property
     def gradients(self) -> dict[str, Tensor | None]:
         """The gradients of the sum of all outputs in the inputs (``input 0``) and in the parameters."""
-        sums, states = [output.double().sum() for output in self.again if output.requires_grad], _generator_states()
+        sums, states = [output.double().sum() for output in self.again if output.requires_grad], generator_states()
         if sums:
             torch.autograd.backward(sums)
-        self.draws_backward = states != _generator_states()
+        self.draws_backward = states != generator_states()
         inputs = ((f"input {number}", tensor) for number, tensor in enumerate(self._leaves))
         return {name: t.grad for name, t in (*inputs, *self.module.named_parameters()) if t.requires_grad}
 
@@ -126,7 +126,8 @@ def _forward(module: nn.Module, inputs: Tensors) -> Tensors:
         return as_tuple(module(*inputs))
 
 
-def _generator_states() -> bytes:
+def generator_states() -> bytes:
+    """Returns the states of the default generators of torch, random and numpy."""
     return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
 
 
@@ -151,11 +152,11 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, torch.Generator):
             value = value.get_state()
         if isinstance(value, Tensor):
-            return tuple, ((str(value.dtype), tuple(value.shape), _bytes(value)),)
+            return tuple, ((str(value.dtype), tuple(value.shape), bytes_of(value)),)
         return NotImplemented
 
 
-def _bytes(tensor: Tensor) -> bytes:
+def bytes_of(tensor: Tensor) -> bytes:
     found: bytes = tensor.detach().to_dense().reshape(-1).view(torch.uint8).numpy().tobytes()
     return found
 
@@ -172,8 +173,9 @@ def equal(some: Tensors, others: Tensors) -> bool:
 def _equal_tensors(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or not (one.numel() and one.is_floating_point()):
         return same_bits(one, other)
-    largest = float(one.double().abs().nan_to_num().max())
-    return torch.allclose(one.double(), other.double(), ROUNDING, ROUNDING * largest, equal_nan=True)
+    one, other = one.detach().double(), other.detach().double()
+    largest = float(one.abs().nan_to_num().max())
+    return torch.allclose(one, other, ROUNDING, ROUNDING * largest, equal_nan=True)
 
 
 def described(tensors: Tensors) -> str:
@@ -226,4 +228,4 @@ def _buffer_values(layer: nn.Module) -> Hashable:
     """Returns the values of a user's buffers, which may decide what the layer computes."""
     original = vars(layer).get(ORIGINAL)
     buffers = [] if original is None else original.layer.buffers()
-    return tuple(hash(_bytes(buffer)) for buffer in buffers)
+    return tuple(hash(bytes_of(buffer)) for buffer in buffers)

@@ -24,7 +24,6 @@ from experiments.sweeps.report.results import CHRF, DISTINCT, NLL, PLAIN, Metric
 from experiments.sweeps.report.score_tables import by_direction
 from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import text_sweep
-from experiments.translation.experiment import TranslationExperiment
 from suite.data.text.sampling import temperature_weights
 from suite.training.jsonl import read_lines
 from suite.training.metrics import STEP, units_done
@@ -65,9 +64,7 @@ class Validations:
     @property
     def share(self) -> float:
         """The share of its tokens that are of the language: its probability, computed."""
-        experiment, (language,) = self.run.member.experiment, self.run.languages
-        assert isinstance(experiment, TranslationExperiment)
-        text = experiment.text
+        text, (language,) = self.run.experiment.text, self.run.languages
         counts = dict(limit.split(":") for limit in text.train_pairs or ())
         others = [int(counts[code]) for code in text.languages or () if code != language]
         return float(temperature_weights([_train_pairs(self.run), *others], text.temperature)[0])
@@ -86,7 +83,7 @@ def verdicts(results: Results) -> list[Verdict]:
     """Relatives against the tuned bilingual model, and against as many pairs of unrelated languages, if any."""
     found = []
     for case in cases(results.scale):
-        language, (alone, relatives, *control) = case.group.language, case.labels
+        language, (alone, relatives, *control) = case.rule.language, case.labels
         others = [(alone, "beats the tuned bilingual model", PAPER)]
         others += [(other, "beats one with unrelated languages", "the paper does not test this") for other in control]
         for other, what, paper in others:
@@ -100,7 +97,7 @@ def score_table(results: Results) -> Table:
     """Returns one row per model of each case, and one for copying the source."""
     rows: list[list[Value]] = []
     for case in cases(results.scale):
-        language = [case.group.language]
+        language = [case.rule.language]
         for model in case.models:
             label, runs = case.label(model), results.runs_of(case.label(model))
             tokens = statistics.fmean(Validations.read(run).best_tokens for run in runs) if runs else None
@@ -118,8 +115,8 @@ def score_table(results: Results) -> Table:
 
 
 def direction_table(results: Results) -> Table:
-    found = [(label, case.group.language) for case in cases(results.scale) for label in case.labels]
-    return by_direction(results, [(label, label, [language]) for label, language in found])
+    labels = [label for case in cases(results.scale) for label in case.labels]
+    return by_direction(results, [(label, label, [RULES[results.scale].language]) for label in labels])
 
 
 def budget_table(results: Results) -> Table:
@@ -163,11 +160,11 @@ def _at_budget(found: Sequence[tuple[Validations, float]]) -> str | None:
 
 def dose_response(results: Results) -> list[Picture]:
     """Returns NLL and chrF against the training pairs of the language: a line a model, intervals over seeds."""
-    return [picture for measure in ("test NLL", "chrF") for picture in _dose_response(results, measure)]
+    return [_dose_response(results, measure) for measure in ("test NLL", "chrF")] if results.runs else []
 
 
-def _dose_response(results: Results, measure: str) -> list[Picture]:
-    metric, language = MEASURES[measure], RULES[results.scale].group.language
+def _dose_response(results: Results, measure: str) -> Picture:
+    metric, language = MEASURES[measure], RULES[results.scale].language
     columns: dict[str, list[tuple[int, list[float]]]] = {}
     copied: list[float] = []
     for case in cases(results.scale):
@@ -175,8 +172,6 @@ def _dose_response(results: Results, measure: str) -> list[Picture]:
             if values := results.means(label, [language], metric):
                 columns.setdefault(model, []).append((_train_pairs(results.runs_of(label)[0]), values))
                 copied = copied or results.means(label, [language], replace(metric, copied=True))
-    if not columns:
-        return []
     figure, axis = new_figure(f"training pairs of {language}", f"{measure} of {language}")
     draw_lines(axis, {model: sorted(with_margins(of_model)) for model, of_model in columns.items()})
     if copied:
@@ -187,17 +182,16 @@ def _dose_response(results: Results, measure: str) -> list[Picture]:
     axis.minorticks_off()
     axis.legend(frameon=False, fontsize=8)
     caption = f"{measure} against training pairs of {language}: mean and 95% interval over seeds (measured)."
-    return [Picture(f"{language}-{metric.name}", figure, caption, wide=False)]
+    return Picture(f"{language}-{metric.name}", figure, caption, wide=False)
 
 
 def _about(results: Results) -> list[str]:
     rule = RULES[results.scale]
-    group = rule.group
-    control = f"or with {', '.join(group.unrelated)}, " if group.unrelated else ""
+    control = f"or with {', '.join(rule.unrelated)}, " if rule.unrelated else ""
     counts = ", ".join("all" if count is None else str(count) for count in rule.counts)
     return [
-        f"One language cut to {counts} training pairs, drawn anew for each of {rule.seeds} seeds: {group.language} "
-        f"with its relatives {', '.join(group.relatives)}, {control}{group.pairs:,} pairs of each. Both "
+        f"One language cut to {counts} training pairs, drawn anew for each of {rule.seeds} seeds: {rule.language} "
+        f"with its relatives {', '.join(rule.relatives)}, {control}{rule.pairs:,} pairs of each. Both "
         "directions are trained. All models of a language have one vocabulary, one split and one test text.",
         f"Every run validates every {rule.validate_every} steps and ends after {rule.patience} validations without "
         f"improvement, or after {rule.text.steps:,} steps of {rule.text.batch_tokens:,} tokens. Its best checkpoint is "
@@ -214,6 +208,6 @@ SWEEP = text_sweep(
     verdicts,
     own_tables=(score_table, direction_table, budget_table),
     own_pictures=dose_response,
-    tuned=lambda scale, cluster: [(case.title, alone(case, scale, cluster)) for case in cases(scale)],
+    tuned=lambda scale, cluster: [alone(case, cluster) for case in cases(scale)],
     scales=tuple(RULES),
 )

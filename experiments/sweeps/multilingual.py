@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.base.cluster import Cluster
 from experiments.sweeps.members.base import Member, Scoring, folder_name
 from experiments.sweeps.members.scales import MODELS, RULES, SMALLEST, baseline_label
-from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
+from experiments.sweeps.members.tuning import Baseline, Setting
 from experiments.sweeps.report.verdicts import BEATS_BILINGUAL, BIGGER_IS_BETTER, DEPTH_BEATS_WIDTH, verdicts_on
 from experiments.sweeps.text_base import text_sweep
 from experiments.translation import runs as translation
@@ -62,11 +62,14 @@ def _baseline_run(language: str, scale: str, cluster: Cluster, setting: Setting 
     return member(BILINGUAL, scale, name, seed, baseline_label(language), experiment)
 
 
-def tuned_baselines(scale: str, cluster: Cluster) -> list[tuple[str, BaselineRuns]]:
-    """Returns the label and the runs of each baseline that is tuned: none at the paper's scale."""
+def tuned_baselines(scale: str, cluster: Cluster) -> list[Baseline]:
+    """Returns the baselines that are tuned: none at the paper's scale."""
     if RULES[scale].text is None:
         return []
-    return [(baseline_label(each), partial(_baseline_run, each, scale, cluster)) for each in RULES[scale].baselines]
+    return [
+        Baseline(baseline_label(language), partial(_baseline_run, language, scale, cluster))
+        for language in RULES[scale].baselines
+    ]
 
 
 def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
@@ -75,10 +78,9 @@ def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     rule = RULES[scale]
     if rule.text is None:
         return [_baseline_run(each, scale, cluster, None, seed) for seed in seeds(scale) for each in rule.baselines]
-    runs_of_languages = [alone for _, alone in tuned_baselines(scale, cluster)]
-    members = [member for alone in runs_of_languages for member in tuning_members(alone)]
-    for alone in runs_of_languages:
-        members += tuned_members(alone, rule.seeds, runs)
+    tuned = tuned_baselines(scale, cluster)
+    members = [member for each in tuned for member in each.tuning()]
+    members += [member for each in tuned for member in each.tuned(rule.seeds, runs)]
     return list({member.folder: member for member in members}.values())
 
 

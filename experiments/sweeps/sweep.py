@@ -24,14 +24,6 @@ class Report(NamedTuple):
     """Those of the page that the terminal shows."""
 
 
-class Contents(NamedTuple):
-    """What a sweep's report has."""
-
-    sections: Sequence[Section]
-    tables: Sequence[Table]
-    """Those of the sections that the terminal shows."""
-
-
 @dataclass(frozen=True)
 class Sweep:
     name: str
@@ -39,8 +31,8 @@ class Sweep:
     members: Callable[[str, Cluster, Path], list[Member]]
     """Returns its runs at one of its scales, below the folder of all runs. A run with two labels appears twice, with
     one folder."""
-    contents: Callable[[Results, Cluster], Contents]
-    """Returns what the finished runs show."""
+    contents: Callable[[Results, Cluster], tuple[list[Section], list[Table]]]
+    """Returns the sections of its report, and those of their tables that the terminal shows."""
     scales: tuple[str, ...] = ()
     """Its scales, the one for small machines first."""
 

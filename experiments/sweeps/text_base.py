@@ -11,13 +11,12 @@ from experiments.base.cluster import Cluster
 from experiments.report.page import Picture, Section
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member
-from experiments.sweeps.members.tuning import BaselineRuns, best_setting, tuning_table
+from experiments.sweeps.members.tuning import Baseline, tuning_table
 from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
 from experiments.sweeps.report.results import Results, read_results
 from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, compared_models
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Verdict
-from experiments.sweeps.sweep import Contents, Sweep
-from experiments.translation.experiment import TranslationExperiment
+from experiments.sweeps.sweep import Sweep
 
 
 def text_sweep(
@@ -29,18 +28,18 @@ def text_sweep(
     own_tables: Sequence[Callable[[Results], Table]] = (),
     own_pictures: Callable[[Results], list[Picture]] = lambda results: [],
     others: Callable[[str, Cluster, Path], list[Member]] = lambda scale, cluster, runs: [],
-    tuned: Callable[[str, Cluster], list[tuple[str, BaselineRuns]]] = lambda scale, cluster: [],
+    tuned: Callable[[str, Cluster], list[Baseline]] = lambda scale, cluster: [],
     scales: tuple[str, ...] = ("laptop", "tiny", "paper"),
 ) -> Sweep:
     """Returns a sweep on text. ``about`` says what is compared and what is equal; ``others`` are runs of another sweep
-    that the report shows if they are finished; ``tuned`` are titles and runs of the tuned baselines."""
+    that the report shows if they are finished; ``tuned`` are the tuned baselines."""
 
-    def contents(results: Results, cluster: Cluster) -> Contents:
+    def contents(results: Results, cluster: Cluster) -> tuple[list[Section], list[Table]]:
         beside = [member for member in others(results.scale, cluster, results.folder) if member.scoring is not None]
         of_others = read_results(results.scale, beside, results.folder)
         results = replace(results, runs=results.runs + of_others.runs)
         baselines = tuned(results.scale, cluster)
-        untuned = ", ".join(label for label, alone in baselines if best_setting(alone, results.folder) is None)
+        untuned = ", ".join(each.title for each in baselines if each.chosen(results.folder) is None)
         what = [about, _shrinking(results)] if isinstance(about, str) else about(results)
         missing = ", ".join(dict.fromkeys(member.folder for member in results.missing))
         sentences = [*what, *still_improving(results)]
@@ -60,7 +59,7 @@ def text_sweep(
             Section("Losses", pictures=loss_curves(results)),
             Section("Runs", tables=[_runs_table(results)], sentences=_signatures(results)),
         ]
-        return Contents(sections, [findings_table, *shown])
+        return sections, [findings_table, *shown]
 
     return Sweep(name, title, members, contents, scales)
 
@@ -143,9 +142,7 @@ def _signatures(results: Results) -> list[str]:
         return []
     scores = results.runs[0].scores
     pairs = "all pairs" if scores["max_pairs"] is None else f"{scores['max_pairs']} pairs per direction at most"
-    experiment = results.runs[0].member.experiment
-    assert isinstance(experiment, TranslationExperiment)
-    pairs += f", none with more than {experiment.text.max_length} tokens per side"
+    pairs += f", none with more than {results.runs[0].experiment.text.max_length} tokens per side"
     signed = "; ".join(f"{name}: {signature}" for name, signature in scores["signatures"].items())
     penalty = scores["length_penalty"]
     return [f"Beam {scores['beam']}, length penalty {penalty:g}, the {scores['split']} split, {pairs}. {signed}."]

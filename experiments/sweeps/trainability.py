@@ -26,7 +26,7 @@ from experiments.sweeps.members.base import Member, folder_name
 from experiments.sweeps.report.figures import layer_curves
 from experiments.sweeps.report.margins import t_margin
 from experiments.sweeps.report.results import Results, Run
-from experiments.sweeps.sweep import Contents, Sweep
+from experiments.sweeps.sweep import Sweep
 from experiments.translation.runs import t128_6b
 from experiments.translation.scales import LAPTOP, TINY_TEXT, shrunk_by
 from suite.training.jsonl import read_lines
@@ -111,7 +111,7 @@ def _members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     return [case.member(scale, cluster, seed) for case, seeds in cases(scale).items() for seed in range(seeds)]
 
 
-def _contents(results: Results, cluster: Cluster) -> Contents:
+def _contents(results: Results, cluster: Cluster) -> tuple[list[Section], list[Table]]:
     by_depth = sorted(cases(results.scale), key=lambda case: case.layers)
     finished = {case: runs for case in by_depth if (runs := results.runs_of(case.label))}
     sentences = [
@@ -135,7 +135,7 @@ def _contents(results: Results, cluster: Cluster) -> Contents:
         Section("Runs", tables=tables),
         Section("Layers in the middle of the run", pictures=layer_curves(curves)),
     ]
-    return Contents(sections, tables)
+    return sections, tables
 
 
 def _layers(run: Run) -> list[dict[str, Any]]:

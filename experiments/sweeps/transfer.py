@@ -20,7 +20,7 @@ from experiments.report.paper import paper_numbers
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.report.results import Results
-from experiments.sweeps.sweep import Contents, Sweep
+from experiments.sweeps.sweep import Sweep
 
 NAME = "transfer"
 
@@ -99,9 +99,9 @@ def _notes(results: Results) -> list[str]:
     ]
 
 
-def _contents(results: Results, cluster: Cluster) -> Contents:
+def _contents(results: Results, cluster: Cluster) -> tuple[list[Section], list[Table]]:
     tables = [transfer_table(results)]
-    return Contents([Section("Scores", tables=tables)], tables)
+    return [Section("Scores", tables=tables)], tables
 
 
 SWEEP = Sweep(NAME, "The gain from pretraining", transfer_members, _contents)

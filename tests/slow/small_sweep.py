@@ -14,7 +14,7 @@ from experiments.base.cluster import Cluster
 from experiments.registry import find
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.registry import SWEEPS
-from experiments.sweeps.sweep import Contents, Sweep
+from experiments.sweeps.sweep import Sweep
 from launch import cli, interrupts
 from tests.slow.trial import TINY
 
@@ -33,7 +33,7 @@ def member(name, settings="", priority=0):
 def small(name, *more):
     """Returns a sweep of the twins and other members."""
     members = [member("twin-0", priority=1), member("twin-1", priority=1), *more]
-    return Sweep(name, "Small", lambda *where: members, lambda *found: Contents([], []))
+    return Sweep(name, "Small", lambda *where: members, lambda *found: ([], []))
 
 
 def add_sweeps():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from experiments.sweeps.members.base import Member, Scoring, folder_name
-from experiments.sweeps.members.tuning import BaselineRuns, Setting, tuned_members, tuning_members
+from experiments.sweeps.members.tuning import Baseline, Setting
 from experiments.translation.runs import t12_400m
 from experiments.translation.scales import TextRule, shrunk_by
 
@@ -22,28 +22,37 @@ NAME, ALONE = "low_resource", "alone, tuned"
 
 
 @dataclass(frozen=True)
-class Group:
-    """A language with few pairs, and what it is trained with."""
-
+class LowResourceRule:
+    text: TextRule
     language: str
+    """The one with few pairs."""
     relatives: tuple[str, ...]
     unrelated: tuple[str, ...]
     """Languages of the control; empty: there is none."""
     pairs: int
     """Pairs of each relative and of each unrelated language: equal, so that only relatedness differs."""
+    counts: tuple[int | None, ...]
+    """Training pairs of the language; None: all of them."""
+    validate_every: int
+    patience: int
+    scoring: Scoring
+    seeds: int = 3
 
 
 @dataclass(frozen=True)
 class Case:
-    """A language cut to a number of pairs, and the models that are compared on it."""
+    """The language of a scale cut to a number of pairs (None: all), and the models that are compared on it."""
 
-    group: Group
+    scale: str
     count: int | None
-    """Training pairs; None: all of them."""
+
+    @property
+    def rule(self) -> LowResourceRule:
+        return RULES[self.scale]
 
     @property
     def title(self) -> str:
-        return f"{self.group.language}, {self.amount} pairs"
+        return f"{self.rule.language}, {self.amount} pairs"
 
     @property
     def amount(self) -> str:
@@ -52,7 +61,7 @@ class Case:
     @property
     def models(self) -> dict[str, tuple[str, ...]]:
         """The other languages of each model: the tuned bilingual one first, the control last."""
-        relatives, unrelated = self.group.relatives, self.group.unrelated
+        relatives, unrelated = self.rule.relatives, self.rule.unrelated
         control = {f"with {', '.join(unrelated)} (unrelated)": unrelated} if unrelated else {}
         return {ALONE: (), f"with {', '.join(relatives)}": relatives, **control}
 
@@ -65,25 +74,6 @@ class Case:
         return f"{self.title}: {model}"
 
 
-SCORING = Scoring(4, 300)
-"""Of all scales but ``tiny``."""
-
-
-@dataclass(frozen=True)
-class LowResourceRule:
-    text: TextRule
-    group: Group
-    counts: tuple[int | None, ...]
-    """Training pairs of the language; None: all of them."""
-    validate_every: int
-    patience: int
-    seeds: int = 3
-    scoring: Scoring = SCORING
-
-
-GALICIAN = Group("gl", ("es", "pt_BR"), ("fi", "hu"), 15_000)
-BELARUSIAN = Group("be", ("ru", "uk"), ("fi", "hu"), 13_500)
-
 _LAPTOP = TextRule(
     layers_by=2, width_by=8, feed_forward_by=16, heads_by=4, vocabulary_by=16, max_length=24, micro_batches=1,
     batch_tokens=1024, steps=720, checkpoint_every=240, valid_pairs=1400, dropout=0.1, learning_rate=8e-3,
@@ -95,17 +85,28 @@ _TINY = TextRule(
     warmup_steps=2, threads=1,
 )  # fmt: skip
 
+_GALICIAN = LowResourceRule(
+    _LAPTOP,
+    language="gl",
+    relatives=("es", "pt_BR"),
+    unrelated=("fi", "hu"),
+    pairs=15_000,
+    counts=(500, 2000),
+    validate_every=40,
+    patience=3,
+    scoring=Scoring(4, 300),
+)
+
 RULES = {
-    "laptop": LowResourceRule(_LAPTOP, GALICIAN, (500, 2000), validate_every=40, patience=3),
-    "laptop_slavic": LowResourceRule(_LAPTOP, BELARUSIAN, (500, 2000), validate_every=40, patience=3),
-    "laptop_long": LowResourceRule(
-        replace(_LAPTOP, steps=2160, checkpoint_every=720), replace(GALICIAN, unrelated=()), (2000,),
+    "laptop": _GALICIAN,
+    "laptop_slavic": replace(_GALICIAN, language="be", relatives=("ru", "uk"), pairs=13_500),
+    "laptop_long": replace(
+        _GALICIAN, text=replace(_LAPTOP, steps=2160, checkpoint_every=720), unrelated=(), counts=(2000,),
         validate_every=80, patience=4,
     ),
     # a test of the whole sweep; the models learn nothing
     "tiny": LowResourceRule(
-        _TINY, Group("nl", ("de",), ("es",), 300), (50, None), validate_every=2, patience=1, seeds=2,
-        scoring=Scoring(1, 3),
+        _TINY, "nl", ("de",), ("es",), 300, (50, None), validate_every=2, patience=1, scoring=Scoring(1, 3), seeds=2
     ),
 }  # fmt: skip
 """The sweep by scale. ``laptop``, ``laptop_slavic`` and ``laptop_long`` are meant for an hour each on two cores.
@@ -115,7 +116,7 @@ the other languages are."""
 
 
 def cases(scale: str) -> list[Case]:
-    return [Case(RULES[scale].group, count) for count in RULES[scale].counts]
+    return [Case(scale, count) for count in RULES[scale].counts]
 
 
 def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
@@ -125,30 +126,31 @@ def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Membe
     """
     members = []
     for case in cases(scale):
-        members += tuning_members(alone(case, scale, cluster))
-        tuned = tuned_members(alone(case, scale, cluster), RULES[scale].seeds, runs)
-        for seed in range(RULES[scale].seeds):
+        baseline = alone(case, cluster)
+        members += baseline.tuning()
+        tuned = baseline.tuned(case.rule.seeds, runs)
+        for seed in range(case.rule.seeds):
             members += tuned[seed : seed + 1]
-            members += [_member(case, model, seed, scale, cluster) for model in case.models if model != ALONE]
+            members += [_member(case, model, seed, cluster) for model in case.models if model != ALONE]
     return list({member.folder: member for member in members}.values())
 
 
-def alone(case: Case, scale: str, cluster: Cluster) -> BaselineRuns:
-    return lambda setting, seed: _member(case, ALONE, seed, scale, cluster, setting)
+def alone(case: Case, cluster: Cluster) -> Baseline:
+    return Baseline(case.title, lambda setting, seed: _member(case, ALONE, seed, cluster, setting))
 
 
-def _member(case: Case, model: str, seed: int, scale: str, cluster: Cluster, setting: Setting | None = None) -> Member:
-    rule, group, others = RULES[scale], case.group, case.models[model]
+def _member(case: Case, model: str, seed: int, cluster: Cluster, setting: Setting | None = None) -> Member:
+    rule, others = case.rule, case.models[model]
     text = rule.text if setting is None else setting.applied(rule.text)
     name = f"with-{'-'.join(others)}" if setting is None else f"alone-{setting.folder_name}"
-    languages = sorted({group.language, *group.relatives, *group.unrelated})  # the vocabulary is learned from all
-    limits = [f"{group.language}:{case.count}"] if case.count is not None else []
-    limits += [f"{other}:{group.pairs}" for other in others]
-    run = shrunk_by(t12_400m(), text, cluster, scale).with_settings(
+    languages = sorted({rule.language, *rule.relatives, *rule.unrelated})  # the vocabulary is learned from all
+    limits = [f"{rule.language}:{case.count}"] if case.count is not None else []
+    limits += [f"{other}:{rule.pairs}" for other in others]
+    run = shrunk_by(t12_400m(), text, cluster, case.scale).with_settings(
         f"text.corpus_languages={','.join(languages)} "
-        f"text.languages={','.join(sorted((group.language, *others)))} "
+        f"text.languages={','.join(sorted((rule.language, *others)))} "
         f"text.train_pairs={','.join(limits) or 'none'} "
         f"train.seed={seed} train.validate_every={rule.validate_every} train.patience={rule.patience}"
     )
-    folder = f"{folder_name(NAME, scale)}/{group.language}-{case.amount}-{name}-{seed}"
-    return Member(folder, case.label(model), run, replace(rule.scoring, languages=(group.language,)))
+    folder = f"{folder_name(NAME, case.scale)}/{rule.language}-{case.amount}-{name}-{seed}"
+    return Member(folder, case.label(model), run, replace(rule.scoring, languages=(rule.language,)))

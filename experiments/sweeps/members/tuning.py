@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member, read_record
@@ -55,57 +54,56 @@ SETTINGS = (
 )
 """What a bilingual baseline is tuned over. The multilingual models of a sweep have one untuned setting."""
 
-BaselineRuns = Callable[[Setting, int], Member]
-"""Returns the bilingual run of a setting and a seed."""
+
+@dataclass(frozen=True)
+class Baseline:
+    """A bilingual model that is tuned."""
+
+    title: str
+    run: Callable[[Setting, int], Member]
+    """Returns its run with a setting and a seed."""
+
+    def tuning(self) -> list[Member]:
+        """Returns a run for each setting, with seed 0. No test pair is read: they are not scored. They run first,
+        because the choice depends on them."""
+        found = [(setting, self.run(setting, 0)) for setting in SETTINGS]
+        return [replace(run, label=f"{run.label}, {setting.name}", scoring=None, priority=1) for setting, run in found]
+
+    def tuned(self, seeds: int, runs: Path) -> list[Member]:
+        """Returns the runs of the chosen setting, with every seed; none before all settings are trained."""
+        setting = self.chosen(runs)
+        return [self.run(setting, seed) for seed in range(seeds)] if setting is not None else []
+
+    def chosen(self, runs: Path) -> Setting | None:
+        """Returns the setting that validated best; None until all are trained, and if no validation was finite."""
+        found = []
+        for setting, member in zip(SETTINGS, self.tuning(), strict=True):
+            record = read_record(runs / member.folder)
+            if record is None or not member.experiment.is_finished(record):
+                return None
+            if record["best_valid_nll"] is not None:
+                found.append((float(record["best_valid_nll"]), setting))
+        return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
-def tuning_members(alone: BaselineRuns) -> list[Member]:
-    """Returns a run for each setting, with seed 0. No test pair is read: they are not scored. They run first, because
-    the choice depends on them."""
-    return [
-        replace(member, label=f"{member.label}, {setting.name}", scoring=None, priority=1)
-        for setting in SETTINGS
-        for member in [alone(setting, 0)]
-    ]
-
-
-def tuned_members(alone: BaselineRuns, seeds: int, runs: Path) -> list[Member]:
-    """Returns the runs of the setting that validated best, with every seed; none before all settings are trained."""
-    setting = best_setting(alone, runs)
-    return [alone(setting, seed) for seed in range(seeds)] if setting is not None else []
-
-
-def best_setting(alone: BaselineRuns, runs: Path) -> Setting | None:
-    """Returns the setting with the best validation; None until all are trained, and if no validation was finite."""
-    found = []
-    for setting, member in zip(SETTINGS, tuning_members(alone), strict=True):
-        record = read_record(runs / member.folder)
-        if record is None or not member.experiment.is_finished(record):
-            return None
-        if record["best_valid_nll"] is not None:
-            found.append((float(record["best_valid_nll"]), setting))
-    return min(found, key=lambda entry: entry[0])[1] if found else None
-
-
-def tuning_table(tuned: Sequence[tuple[str, BaselineRuns]], runs: Path) -> Table:
-    """Returns a row for each setting of each baseline, given its title and its runs."""
+def tuning_table(baselines: Sequence[Baseline], runs: Path) -> Table:
+    """Returns a row for each setting of each baseline."""
+    lowest_rate = min(setting.rate for setting in SETTINGS)
     rows: list[list[Value]] = []
-    for title, alone in tuned:
-        chosen = best_setting(alone, runs)
-        for setting, member in zip(SETTINGS, tuning_members(alone), strict=True):
+    for baseline in baselines:
+        chosen = baseline.chosen(runs)
+        for setting, member in zip(SETTINGS, baseline.tuning(), strict=True):
             record = read_record(runs / member.folder) or {}
-            best = record.get("best_valid_nll"), record.get("best_step"), record.get("steps")
-            rows.append([title, setting.name, *best, _choice(setting, member, record) if setting == chosen else ""])
+            best_step, choice = record.get("best_step"), ""
+            if setting == chosen:
+                choice = "chosen"
+                choice += ", lowest rate" if setting.rate == lowest_rate else ""
+                choice += ", last step" if best_step == member.experiment.train.steps else ""
+            best_nll, steps = record.get("best_valid_nll"), record.get("steps")
+            rows.append([baseline.title, setting.name, best_nll, best_step, steps, choice])
     headings = ("baseline", "setting", "best validation NLL", "at step", "steps in all", "")
     notes = [
         "Measured on validation text, with seed 0; no test pair was read. Where the chosen setting has the lowest rate "
         "tried, or was best at its last step, a lower rate or more steps could improve the baseline further."
     ]
     return Table("tuning", "Tuning of the bilingual models", headings, rows, notes)
-
-
-def _choice(setting: Setting, member: Member, record: dict[str, Any]) -> str:
-    """Returns ``chosen``, and whether the setting is the lowest rate tried or was best at its last step."""
-    lowest = setting.rate == min(each.rate for each in SETTINGS)
-    last = record.get("best_step") == member.experiment.train.steps
-    return ", ".join(["chosen", *["lowest rate"] * lowest, *["last step"] * last])

@@ -86,7 +86,8 @@ def loss_curves(results: Results) -> list[Picture]:
     figure, axis = new_figure("target tokens seen", "training loss, nats per token (label-smoothed)", SIZE)
     colours: dict[str, Any] = {}
     for run in results.runs:
-        label, style = run.member.label, {"linewidth": 1, "linestyle": "--" if run.is_bilingual else "-"}
+        is_bilingual = len(run.experiment.text.languages or ()) == 1
+        label, style = run.member.label, {"linewidth": 1, "linestyle": "--" if is_bilingual else "-"}
         own = {"color": colours[label]} if label in colours else {"label": label}
         (drawn,) = axis.plot(*thinned(run.losses), **style, **own)
         colours.setdefault(label, drawn.get_color())

@@ -6,8 +6,7 @@ Means are over both directions of a language, then over the languages of a third
 from __future__ import annotations
 
 import statistics
-from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,6 +55,12 @@ class Run:
     """Empty for a run that is not scored."""
 
     @property
+    def experiment(self) -> TranslationExperiment:
+        """Its experiment, of a sweep on text."""
+        assert isinstance(self.member.experiment, TranslationExperiment)
+        return self.member.experiment
+
+    @property
     def losses(self) -> list[tuple[int, float]]:
         """(tokens seen, loss in nats per token) of each step with a finite loss."""
         tokens, steps = units_done("tokens"), read_steps(self.folder / "metrics.jsonl")
@@ -65,12 +70,6 @@ class Run:
     def languages(self) -> list[str]:
         """The languages it was scored in, without English."""
         return sorted({direction.replace("en-", "").replace("-en", "") for direction in self.scores["directions"]})
-
-    @property
-    def is_bilingual(self) -> bool:
-        """Whether it was trained on one language and English."""
-        run = self.member.experiment
-        return isinstance(run, TranslationExperiment) and len(run.text.languages or ()) == 1
 
     @property
     def seed(self) -> int:
@@ -120,16 +119,14 @@ class Results:
         return [label for label in self.labels if len(self.runs_of(label)[0].languages) > 1]
 
     @cached_property
-    def thirds(self) -> Mapping[str, Third]:
-        """The third of each language, from a multilingual run's scores."""
-        return ChainMap(*(self.runs_of(label)[0].scores["thirds"] for label in self.multilingual_labels))
+    def thirds(self) -> dict[str, Third]:
+        """The third of each language that the multilingual runs are scored in."""
+        return next((run.scores["thirds"] for run in self.runs if len(run.languages) > 1), {})
 
     @cached_property
     def languages(self) -> list[str]:
-        """The languages of the multilingual runs' scores, sorted by descending number of training pairs."""
-        runs = [run for label in self.multilingual_labels for run in self.runs_of(label)]
-        languages = {language for run in runs for language in run.languages}
-        return sorted(languages, key=lambda language: (-self.train_pairs(language), language))
+        """The languages of the multilingual runs, sorted by descending number of training pairs."""
+        return sorted(self.thirds, key=lambda language: (-self.train_pairs(language), language))
 
     @cached_property
     def baselines(self) -> list[str]:
@@ -154,15 +151,9 @@ class Results:
         return [language for language in chosen if third is None or self.thirds.get(language) == third]
 
     @property
-    def seeds(self) -> int:
-        """The seeds that the sweep plans for each model."""
-        members = [*(run.member for run in self.runs), *self.missing]
-        return len({member.experiment.train.seed for member in members})
-
-    @cached_property
-    def requested(self) -> set[str]:
-        """All labels of the sweep, with or without runs."""
-        return {*self.labels, *(member.label for member in self.missing)}
+    def members(self) -> list[Member]:
+        """All members of the sweep that are compared, finished or not."""
+        return [*(run.member for run in self.runs), *self.missing]
 
     def model_of(self, label: str, languages: Sequence[str]) -> dict[int, tuple[Run, ...]]:
         """Returns the run that translates each of the languages, by seed. ``BILINGUAL_MODELS`` are the languages' own
@@ -214,8 +205,6 @@ def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) ->
     """Whether scores are of the finished run with the sweep's scoring settings; others are not comparable."""
     if member.scoring is None:
         return True
-    if "overlap" not in scores:  # of an older version, which had no NLL
-        return False
     wanted = {"step": scored_step(record), "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
     assert isinstance(member.experiment, TranslationExperiment)
     text = member.experiment.text

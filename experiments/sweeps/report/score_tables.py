@@ -11,7 +11,6 @@ from experiments.report.table import Table, Value
 from experiments.sweeps.members.scales import baseline_label
 from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, DISTINCT, NLL, PLAIN, Metric, Results
 from experiments.sweeps.report.verdicts import above_baseline
-from experiments.translation.experiment import TranslationExperiment
 from suite.evaluation.scores import MEASURES, THIRDS, Third
 
 
@@ -39,9 +38,8 @@ def by_model(results: Results) -> Table:
         runs = results.runs_of(str(row[0]))
         sizes: list[Value] = [None, None, None, None]
         if runs:
-            experiment = runs[0].member.experiment
-            assert isinstance(experiment, TranslationExperiment)
-            shape = f"T({experiment.model.layers}, {experiment.model.feed_forward}, {experiment.model.heads})"
+            model = runs[0].experiment.model
+            shape = f"T({model.layers}, {model.feed_forward}, {model.heads})"
             tokens = round(statistics.fmean(run.record["tokens"] for run in runs))
             sizes = [shape, runs[0].record["parameters"], tokens, len(runs)]
         row[1:1] = sizes

@@ -112,8 +112,9 @@ def compare(
             for one, other, language in zip(first[seed], second[seed], languages, strict=True)
         ]
         tests.append(paired_bootstrap(tuple(texts)))
+    planned = {member.experiment.train.seed for member in results.members}
     pairs = sum(results.test_pairs(language) for language in languages)
-    return Comparison(gain(NLL), gain(CHRF), tests, results.seeds, pairs)
+    return Comparison(gain(NLL), gain(CHRF), tests, len(planned), pairs)
 
 
 def _two_translations(one: Run, other: Run, direction: str) -> TwoTranslations:
@@ -188,7 +189,12 @@ BEATS_BILINGUAL = (
 
 def verdicts_on(*findings: Finding) -> Callable[[Results], list[Verdict]]:
     """Returns what judges those findings whose better model the sweep has."""
-    return lambda results: [each.verdict(results) for each in findings if each.more in results.requested]
+
+    def judge(results: Results) -> list[Verdict]:
+        labels = {member.label for member in results.members}
+        return [finding.verdict(results) for finding in findings if finding.more in labels]
+
+    return judge
 
 
 def above_baseline(results: Results, label: str, language: str) -> Difference | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 
@@ -121,6 +120,7 @@ def test_this_has_the_size_and_kind_of_the_machines_devices() -> None:
         ("16x16", "no device is called '16'"),
         ("16x0GiB", "no device is called '0GiB'"),
         ("8xH10", "no device is called 'H10'"),
+        ("8H100", "no device is called '8H100'"),
         ("16GiB,16GiB", "no device is called"),
     ],
 )
@@ -129,14 +129,6 @@ def test_an_invalid_cluster_is_one_sentence_with_the_format(text: str, part: str
         parse_cluster(text, THIS)
     assert part in str(fault.value)
     is_the_sentence(str(fault.value), text)
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"), [("8H100", "8xH100"), ("2x8 a100", "2x8xa100"), ("4*T4", "4xT4"), ("8xH100+2T4", "2xT4")]
-)
-def test_a_number_without_x_is_told_with_it(text: str, meant: str) -> None:
-    with pytest.raises(SettingError, match=re.escape(f"--cluster {text!r} lacks an x; did you mean {meant}?") + "$"):
-        parse_cluster(text, THIS)
 
 
 def is_the_sentence(message: str, text: str) -> None:
@@ -150,23 +142,7 @@ def is_the_sentence(message: str, text: str) -> None:
 
 
 PIECES = (
-    "x",
-    "X",
-    " ",
-    "\n",
-    "-",
-    ":",
-    "_",
-    "0",
-    "9" * 400,
-    "1e9",
-    "GiB",
-    "GB",
-    "TB",
-    "A100",
-    "\0",
-    "\u0661",
-    "\ud800",
+    *["x", "X", " ", "\n", "-", ":", "_", "0", "9" * 400, "1e9", "GiB", "GB", "TB", "A100", "\0", "\u0661", "\ud800"],
 )
 VALID = ("16x16GiB", "2x8xH100", "4 x 2 x 12 GiB", "4xA100-40GB", "A100:40GiB", "4xRTX 4090", "2x8xMI300X", "1.5GB")
 
@@ -191,13 +167,6 @@ def test_a_size_alone_is_said_to_have_the_speed_of_the_papers_core() -> None:
     (note,) = parse_cluster("4x40GiB", THIS).notes
     assert note == "only a size is declared: times are those of TPUv3 cores; A100:40GiB has an A100's"
     assert parse_cluster("A100:40GiB", THIS).notes == parse_cluster("8xTPUv3", THIS).notes == THIS.notes == ()
-
-
-@pytest.mark.parametrize("example", ["16x16GiB", "2x8xH100", "4xA100-40GB"])
-def test_the_examples_of_that_sentence_are_valid(example: str) -> None:
-    with pytest.raises(SettingError, match=example):
-        parse_cluster("nonsense", THIS)
-    assert parse_cluster(example, THIS).devices >= 4
 
 
 def test_stages_of_one_node_stay_there_and_more_stages_go_over_the_network() -> None:

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from experiments.custom.batches import SpecBatches
 from experiments.custom.layer_check import find_refusal
 from experiments.custom.loss import SummedLoss, units_of
-from experiments.custom.spec_check import check_functions
 from suite import TrainSpec
 from suite.errors import DataError, SettingError
 
@@ -138,11 +137,6 @@ def test_several_metrics_are_sums_in_one_tensor_and_others_than_numbers_are_refu
 def test_names_and_functions_of_metrics_are_checked(metric):
     with pytest.raises(SettingError, match=r"write names of letters, digits and _, other than loss, .* with functions"):
         SummedLoss(spec(numbers(2), metric=metric), targets=1)
-
-
-def test_a_list_of_metrics_is_refused():
-    with pytest.raises(SettingError, match="metric is a list; give a function, or a dict of them by name"):
-        check_functions(spec(numbers(2), metric=[abs]))
 
 
 def test_a_metric_that_counts_is_rounded_as_torchs_own_product():

@@ -6,8 +6,10 @@ RANDOM_LAYERS=300 pytest -n 0 --timeout 0 tests/experiments/custom/test_grammar.
 import os
 from collections import Counter
 
-from tests.experiments.custom.grammar import draw
-from tests.experiments.custom.grammar_run import outcomes
+import pytest
+
+from tests.experiments.custom.grammar import PRODUCTIONS, draw
+from tests.experiments.custom.grammar_run import outcomes, refusal
 
 COUNT = int(os.environ.get("RANDOM_LAYERS", "50"))
 
@@ -17,3 +19,8 @@ def test_models_train_as_plain_pytorch_or_are_refused_in_one_sentence():
     counts = Counter(said.split(":")[0] for said in found.values())
     assert not {source: said for source, said in found.items() if said.split(":")[0] not in ("trained", "refused")}
     assert counts["trained"] > COUNT / 2, counts
+
+
+@pytest.mark.parametrize("name", draw.REFUSED)
+def test_what_a_pipeline_cannot_repeat_send_or_copy_is_refused_with_the_reason(name):
+    assert PRODUCTIONS[name].refused in refusal(f"{draw.__name__}:alone_{name}")

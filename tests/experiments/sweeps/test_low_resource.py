@@ -10,22 +10,15 @@ import pytest
 
 from experiments.base.cluster import Cluster
 from experiments.sweeps.low_resource import PAPER, SWEEP
-from experiments.sweeps.members.few_pairs import (
-    GALICIAN,
-    RULES,
-    Case,
-    alone,
-    cases,
-    low_resource_members,
-)
-from experiments.sweeps.members.tuning import SETTINGS, best_setting, tuning_members
+from experiments.sweeps.members.few_pairs import RULES, Case, alone, cases, low_resource_members
+from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.report.figures import loss_curves
 from experiments.sweeps.report.results import read_results
 from suite.pipeline.planning.devices import GIB
 from tests.experiments.sweeps.finished import write_scores
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
-CASE = Case(GALICIAN, 500)
+CASE = Case("laptop", 500)
 BEST = SETTINGS[1]
 
 
@@ -58,7 +51,7 @@ def score(runs: Path, member, right: float, nll: float = 4.0):
 
 
 def tuning(case):
-    return tuning_members(alone(case, "laptop", LAPTOP))
+    return alone(case, LAPTOP).tuning()
 
 
 def tune(runs: Path):
@@ -80,7 +73,7 @@ def test_a_folder_holds_one_run_and_a_label_one_setting_with_every_seed(scale, t
         if member.scoring is not None:
             seeds.setdefault(member.label, []).append(member.experiment.train.seed)
     rule = RULES[scale]
-    models = 1 + bool(rule.group.unrelated)  # not tuned
+    models = 1 + bool(rule.unrelated)  # not tuned
     assert len(seeds) == models * len(rule.counts)
     assert all(found == list(range(RULES[scale].seeds)) for found in seeds.values())
 
@@ -105,7 +98,7 @@ def test_bilingual_runs_follow_tuning_with_the_setting_that_validated_best(tmp_p
     before = {member.label for member in members(tmp_path)}
     assert not any(label == CASE.labels[0] for label in before)
     tune(tmp_path)
-    assert best_setting(alone(CASE, "laptop", LAPTOP), tmp_path) == BEST
+    assert alone(CASE, LAPTOP).chosen(tmp_path) == BEST
     chosen = [member for member in members(tmp_path) if member.label == CASE.labels[0]]
     assert [member.experiment.train.seed for member in chosen] == [0, 1, 2]
     assert {member.experiment.model.dropout for member in chosen} == {0.3}
@@ -117,9 +110,9 @@ def test_tuning_reads_no_scores_and_waits_for_all_settings(tmp_path):
     for setting, member in zip(SETTINGS, tuning(CASE), strict=True):
         assert member.scoring is None
         score(tmp_path, member, 0.9 if setting != BEST else 0.1)  # test scores would choose another
-    assert best_setting(alone(CASE, "laptop", LAPTOP), tmp_path) == BEST
+    assert alone(CASE, LAPTOP).chosen(tmp_path) == BEST
     (tmp_path / tuning(CASE)[3].folder / "record.json").unlink()
-    assert best_setting(alone(CASE, "laptop", LAPTOP), tmp_path) is None
+    assert alone(CASE, LAPTOP).chosen(tmp_path) is None
 
 
 def finish(runs: Path, right, nll):
@@ -175,14 +168,6 @@ def test_a_loss_by_nll_and_chrf_is_a_contradiction_and_a_gain_by_one_of_them_is_
         assert outcomes(tmp_path / name)[0][0] == expected, name
 
 
-def test_with_a_seed_missing_nothing_is_decided(tmp_path):
-    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    (tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-2/scores.json").unlink()
-    found, table = outcomes(tmp_path)
-    assert found == ["undecided", "undecided", "confirmed", "confirmed"]
-    assert table.rows[0][6] == "2 of 3"
-
-
 def test_the_tuning_table_tells_a_choice_at_the_edge(tmp_path):
     tune(tmp_path)
 
@@ -206,12 +191,12 @@ def test_a_tuning_run_without_a_finite_validation_is_not_chosen(tmp_path):
         record = json.loads(path.read_text())
         if setting == BEST:
             path.write_text(json.dumps(record | {"best_valid_nll": None, "best_step": None}))
-    chosen = best_setting(alone(CASE, "laptop", LAPTOP), tmp_path)
+    chosen = alone(CASE, LAPTOP).chosen(tmp_path)
     assert chosen not in (None, BEST)
     for member in tuning(CASE):
         path = tmp_path / member.folder / "record.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"best_valid_nll": None}))
-    assert best_setting(alone(CASE, "laptop", LAPTOP), tmp_path) is None
+    assert alone(CASE, LAPTOP).chosen(tmp_path) is None
 
 
 def test_budgets_compare_at_the_tokens_of_the_bilingual_run(tmp_path):

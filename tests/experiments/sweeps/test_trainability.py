@@ -108,8 +108,6 @@ def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
     assert html.read_text().count("<svg") == 4
     text = markdown.read_text()
     assert f"Not finished: {sum(cases('laptop').values()) - 3} runs" in text
-    assert "smoke test" not in text
-    assert "> **A smoke test: at scale tiny" in SWEEP.report("tiny", LAPTOP, tmp_path).page.markdown()
 
 
 def test_the_page_has_figures_of_the_optimizer_of_its_scale(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps.members.few_pairs import RULES, Group
+from experiments.sweeps.members.few_pairs import RULES
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
 from launch.sweeps.tasks import IGNORED_SETTINGS, tasks_of
@@ -43,7 +43,7 @@ def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
     ("changed", "message"),
     [
         ({"counts": (50, 99_999)}, r"nl-99999-alone-.*asks for 99,999 pairs of nl, and django has \d+ of at most 16"),
-        ({"group": Group("nl", ("xx",), ("es",), 300)}, r"corpus_languages has xx, which is not one of the \d+"),
+        ({"relatives": ("xx",)}, r"corpus_languages has xx, which is not one of the \d+"),
     ],
 )
 def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, monkeypatch, changed, message):

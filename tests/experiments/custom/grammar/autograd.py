@@ -198,6 +198,13 @@ def hooks_a_parameter(linear):
 
 
 @production(changes=True)
+def hooks_a_frozen_parameter(linear):
+    if linear.weight.requires_grad:
+        linear.weight.register_hook(lambda gradient: gradient * 2)
+        linear.weight.requires_grad_(False)
+
+
+@production(changes=True)
 def hooks_a_parameter_in_place(linear):
     def halve(gradient):
         gradient.mul_(0.5)

@@ -107,6 +107,28 @@ def own_names():
     return [OwnNames()]
 
 
+GLOBAL = nn.Linear(W, W)
+
+
+class NamedAsAGlobal(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.GLOBAL = nn.Linear(W, W)
+
+    def forward(self, x):
+        return self.GLOBAL(x)
+
+
+@production()
+def has_an_attribute_named_as_a_global():
+    return [NamedAsAGlobal()]
+
+
+@production()
+def holds_a_frozen_module():
+    return [Layer(lambda self, x: self.parts[0](self.inner(x)), parts=[nn.Linear(W, W).requires_grad_(False)])]
+
+
 class Slots:
     __slots__ = ("scale", "shift")
 

@@ -10,21 +10,21 @@ from torch import nn
 from tests.experiments.custom.grammar import Layer, W, layer, production
 
 CALLS = itertools.count(1)
-COUNTED = {"calls": 0}
 GLOBAL = nn.Linear(W, W)
 NO_TENSOR = "it must return one tensor or a tuple of tensors"
 AGAIN = "returns other values for the same inputs and seeds"
+OUTSIDE = "it uses something outside that changes"
 
 
 # ------------------------------------------------------------------------------------------ outputs
 
 
-@layer(NO_TENSOR)
+@layer(f"returns nothing; {NO_TENSOR}")
 def returns_nothing(self, x):
     self.inner(x)
 
 
-@layer(NO_TENSOR)
+@layer(f"returns a dict; {NO_TENSOR}")
 def returns_a_dict(self, x):
     return {"x": self.inner(x)}
 
@@ -34,7 +34,7 @@ def returns_a_number_too(self, x):
     return self.inner(x), 3.0
 
 
-@layer(NO_TENSOR)
+@layer("returns a tuple among its outputs")
 def returns_nested_tuples(self, x):
     return self.inner(x), (x,)
 
@@ -44,7 +44,7 @@ def returns_a_sparse_tensor(self, x):
     return self.inner(x).to_sparse()
 
 
-@layer("a tensor of complex64")
+@layer("returns a tensor of complex64, not a real one")
 def returns_a_complex_tensor(self, x):
     return torch.fft.fft(self.inner(x))
 
@@ -66,7 +66,7 @@ def makes_a_tensor_elsewhere(self, x):
     return self.inner(x) * torch.arange(float(W))
 
 
-@layer("nothing trains them")
+@layer("returns nothing that depends on its parameters")
 def detaches(self, x):
     return self.inner(x).detach()
 
@@ -78,7 +78,7 @@ def retains_gradients(self, x):
     return y
 
 
-@layer("in evaluation mode")
+@layer("in evaluation mode and float32")
 def returns_less_in_evaluation(self, x):
     return self.inner(x) if self.training else self.inner(x)[:, :3]
 
@@ -110,7 +110,7 @@ def is_sparse_inside(self, x):
     return torch.sparse.mm(self.eye.to_sparse(), self.inner(x).t()).t()
 
 
-@production("a Marked")
+@production("returns a Marked")
 def a_tensor_of_a_class():
     first = Layer(lambda self, x: self.inner(x).as_subclass(Marked))
     return [(first, Layer(lambda self, x: self.inner(x.doubled().as_subclass(torch.Tensor))))]
@@ -147,20 +147,20 @@ def bounds_an_embedding(self, x):
     return self.inner(x) + self.table((x > 0).sum(1) % 4)
 
 
-@layer("in a forward")
+@layer("changes its parameter inner.weight in a forward")
 def replaces_a_parameter(self, x):
     self.inner.weight = nn.Parameter(self.inner.weight.detach())
     return self.inner(x)
 
 
-@layer("in a forward", late=lambda: None)
+@layer("makes its parameter late.weight in a forward", late=lambda: None)
 def makes_a_module_at_first(self, x):
     if self.late is None:
         self.late = nn.Linear(W, W, device=x.device)
     return self.late(self.inner(x))
 
 
-@layer("in a forward")
+@layer("changes its parameter inner.weight in a forward")
 def freezes_itself(self, x):
     self.inner.weight.requires_grad_(False)
     return self.inner(x)
@@ -169,28 +169,22 @@ def freezes_itself(self, x):
 # ------------------------------------------------------------------------------------------ state and draws
 
 
-@layer(AGAIN, calls=lambda: 1)
+@layer("it changes its attribute calls; keep state in buffers", calls=lambda: 1)
 def counts_its_calls(self, x):
     self.calls += 1
     return self.inner(x) / self.calls
 
 
-@layer(AGAIN, last=lambda: None)
+@layer("it changes its attribute last; keep state in buffers", last=lambda: None)
 def remembers(self, x):
     y = self.inner(x) if self.last is None else self.inner(x) + self.last
     self.last = x.detach().mean(0)
     return y
 
 
-@layer(AGAIN)
+@layer(OUTSIDE)
 def counts_outside(self, x):
     return self.inner(x) / next(CALLS)
-
-
-@layer(AGAIN)
-def counts_in_a_global(self, x):
-    COUNTED["calls"] += 1
-    return self.inner(x) / COUNTED["calls"]
 
 
 @layer(AGAIN)
@@ -198,12 +192,12 @@ def reads_the_clock(self, x):
     return self.inner(x) * (time.perf_counter() % 1)
 
 
-@layer(AGAIN, own=torch.Generator)
+@layer("would not repeat its forward: it draws from its own generator own; keep", own=torch.Generator)
 def draws_from_a_generator(self, x):
     return self.inner(x) + torch.rand(1, generator=self.own)
 
 
-@layer(AGAIN, own=lambda: np.random.default_rng(0))
+@layer("it draws from its own generator own", own=lambda: np.random.default_rng(0))
 def draws_from_a_numpy_generator(self, x):
     return self.inner(x) * self.own.random()
 
@@ -223,7 +217,7 @@ class Noise(torch.autograd.Function):
         return gradient + torch.randn_like(gradient) * 0.1
 
 
-@layer("backward")
+@layer("draws random numbers in its backward")
 def draws_in_its_backward(self, x):
     return Noise.apply(self.inner(x))
 

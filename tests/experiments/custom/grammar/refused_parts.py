@@ -2,9 +2,9 @@
 
 import threading
 import weakref
+from types import MethodType
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
@@ -14,7 +14,7 @@ GLOBAL = nn.Linear(W, W)
 # ------------------------------------------------------------------------------------------ parameters
 
 
-@layer("in float16", w=lambda: nn.Parameter(torch.ones(W).half()))
+@layer("trains w in float16", w=lambda: nn.Parameter(torch.ones(W).half()))
 def trains_fp16(self, x):
     return self.inner(x) * self.w
 
@@ -29,14 +29,9 @@ def trains_a_scalar(self, x):
     return self.inner(x) * self.w
 
 
-@layer("has sparse gradients of", table=lambda: nn.Embedding(7, W, sparse=True))
+@layer("has sparse gradients of table.weight", table=lambda: nn.Embedding(7, W, sparse=True))
 def has_sparse_gradients(self, x):
     return self.inner(x) + self.table((x > 0).sum(1))
-
-
-@layer("without shapes", late=lambda: nn.LazyLinear(W))
-def has_no_shapes(self, x):
-    return self.late(self.inner(x))
 
 
 @layer("is not a number", w=lambda: nn.Parameter(torch.full((W,), torch.nan)))
@@ -49,7 +44,16 @@ def has_a_sparse_buffer(self, x):
     return self.inner(x) @ self.eye
 
 
-@production("one parameter has several names")
+@production("its ids has no values")
+def has_integers_without_values():
+    made = Layer(lambda self, x: self.inner(x) + self.table(self.ids.clamp(0, 7)).sum(0))
+    with torch.device("meta"):
+        made.inner, made.table = nn.Linear(W, W), nn.Embedding(8, W)
+        made.register_buffer("ids", torch.arange(W), persistent=False)
+    return [made]
+
+
+@production("one parameter has several names in a layer (inner.weight of layer")
 def parameter_of_two_names():
     made = Layer(lambda self, x: self.inner(self.same(x)))
     made.same = made.inner
@@ -60,6 +64,13 @@ def parameter_of_two_names():
 def tied_by_data():
     first, last = nn.Linear(W, W), nn.Linear(W, W)
     last.weight.data = first.weight.data
+    return [first, last]
+
+
+@production("two tensors over one memory")
+def tied_in_part_by_data():
+    first, last, flat = nn.Linear(W, W), nn.Linear(W, W), torch.randn(W * W + 1)
+    first.weight.data, last.weight.data = flat[:-1].view(W, W), flat[1:].view(W, W)
     return [first, last]
 
 
@@ -85,22 +96,64 @@ def holds_a_trained_tensor():
     return [made]
 
 
-@production("of layer")
+@production("in others['other'] without registering it")
 def holds_another_layer():
     other = nn.Linear(W, W)
     return [other, Layer(lambda self, x: self.inner(x) @ self.others["other"].weight, others={"other": other})]
 
 
-@production("in a function")
+@production("holds in w a tensor that was computed from parameters")
+def computed_before():
+    first = nn.Linear(W, W)
+    made = Layer(lambda self, x: self.inner(x) @ self.w)
+    made.w = first.weight.t()
+    return [first, made]
+
+
+@production("uses a Layer by made in a function of run")
 def captures_itself():
     made = Layer(None)
     made.run = lambda self, x: made.inner(x)
     return [made]
 
 
+@production("uses a Linear by other in a function of _forward_hooks")
+def captures_another_in_a_hook():
+    other, made = nn.Linear(W, W), nn.Linear(W, W)
+    made.register_forward_hook(lambda module, inputs, output: output + other.bias)
+    return [other, made]
+
+
+@production("uses a Linear by other in a function of forward")
+def captures_another_in_a_patched_forward():
+    other, made = nn.Linear(W, W), nn.Linear(W, W)
+    made.forward = MethodType(lambda self, x: x @ other.weight, made)
+    return [other, made]
+
+
+@production("uses a Linear by other in a function")
+def captures_another_in_its_class():
+    other = nn.Linear(W, W)
+
+    class Local(nn.Module):
+        def forward(self, x):
+            return x @ other.weight
+
+    return [other, Local()]
+
+
 @layer("by the global GLOBAL")
 def uses_a_global(self, x):
     return self.inner(x) + GLOBAL(x)
+
+
+def by_global(x):
+    return GLOBAL(x)
+
+
+@layer("by the global GLOBAL")
+def uses_a_global_by_another_function(self, x):
+    return self.inner(x) + by_global(x)
 
 
 @production("by the class attribute w")
@@ -131,6 +184,16 @@ def has_a_lock():
 @production("cannot be copied")
 def has_a_python_module():
     return [Layer(lambda self, x: self.inner(x), torch=torch)]
+
+
+class Uncopied(nn.Linear):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("not twice")
+
+
+@production("a Uncopied cannot be copied (RuntimeError: not twice)")
+def refuses_to_be_copied():
+    return [Uncopied(W, W)]
 
 
 class NeverCopied(Layer):
@@ -178,24 +241,50 @@ def module_with_slots():
     return [Slots()]
 
 
+def adds_to_its_count(self, x):
+    self.count += 1
+    return self.inner(x)
+
+
 @production("whose memory another tensor has too")
 def shares_a_changing_buffer():
     count = torch.zeros(1)
+    return [Layer(adds_to_its_count, count=count), Layer(adds_to_its_count, count=count)]
 
-    def counts(self, x):
-        self.count += 1
-        return self.inner(x)
 
-    return [Layer(counts, count=count), Layer(counts, count=count)]
+@production("whose memory another tensor has too")
+def equal_layers_share_a_changing_buffer():
+    first, count = Counts(torch.zeros(4)), torch.zeros(4)
+    return [first, Counts(count), Counts(count)]
+
+
+@production("whose memory another tensor has too")
+def shares_a_part_of_a_changing_buffer():
+    memory = torch.zeros(4)
+    return [Counts(memory[:3]), Counts(memory[2:])]
+
+
+class Counts(nn.Module):
+    """All of them are equal but for the memory of their buffer."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.register_buffer("count", count)
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x * self.count.sum()
+
+
+@production("changes its buffer 0.running_mean, whose memory another tensor has too")
+def shares_a_batch_norm():
+    norm = nn.BatchNorm2d(1)
+    return [(nn.Unflatten(1, (1, 1, W)), nn.Sequential(norm), nn.Sequential(norm, nn.Flatten()))]
 
 
 @production("whose memory another tensor has too", replicas=1)
 def has_a_view_of_a_changing_buffer():
-    def counts(self, x):
-        self.count += 1
-        return self.inner(x) / self.first
-
-    made = Layer(counts, count=torch.zeros(2))
+    made = Layer(adds_to_its_count, count=torch.zeros(2))
     made.first = made.count[:1]
     return [made]
 
@@ -211,6 +300,19 @@ def partly_on_meta():
     return [Layer(lambda self, x: self.w(self.inner(x)), w=nn.Linear(W, W, device="meta"))]
 
 
+@production("its table is on the meta device, and others of its tensors are not")
+def has_a_constant_on_meta():
+    made = nn.Linear(W, W)
+    made.table = torch.empty(3, device="meta")
+    return [made]
+
+
+@production("not linear in the gradient", changes=True)
+def bounds_a_large_gradient(linear):
+    if linear.weight.requires_grad:
+        linear.weight.register_hook(lambda gradient: gradient.clamp(-20, 20))
+
+
 @production("not linear in the gradient", changes=True)
 def clamps_a_gradient(linear):
     if linear.weight.requires_grad:
@@ -221,17 +323,3 @@ def clamps_a_gradient(linear):
 def hooks_after_accumulation(linear):
     if linear.weight.requires_grad:
         linear.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5))
-
-
-@production("do not match")
-def a_skip_without_an_end():
-    made = Layer(lambda self, x: (self.inner(x), x))
-    made.gpipe_stashes = ("lost",)
-    return [made]
-
-
-@production("such as gpipe_stashes")
-def a_skip_named_wrongly():
-    made = Layer(lambda self, x: (self.inner(x), F.relu(x)))
-    made.gpipe_stashes = "skip"
-    return [made]

@@ -95,14 +95,14 @@ def test_a_run_that_stopped_early_is_finished_and_scored_at_its_best_step():
     train = member.experiment.train.model_copy(update={"validate_every": 10, "patience": 2})
     member = replace(member, experiment=member.experiment.model_copy(update={"train": train}))
     record = {"steps": 70, "best_step": 50, "stopped_early": "...", "validations_without_improvement": 2}
-    scores = {"beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs, "overlap": {}}
+    scores = {"beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
     scores["directions"] = dict.fromkeys(f"en-{code}" for code in member.experiment.text.corpus_languages)
     assert is_scored(member, record, {**scores, "step": 50})
     assert not is_scored(member, record, {**scores, "step": 70})
     assert not is_scored(member, {**record, "stopped_early": False}, {**scores, "step": 50})  # interrupted
     assert is_scored(member, {"steps": train.steps}, {**scores, "step": train.steps})
-    del scores["overlap"]
-    assert not is_scored(member, record, {**scores, "step": 50})  # of an older version
+    for other in ({"beam": 1}, {"max_pairs": None}, {"directions": {"en-de": None}}):
+        assert not is_scored(member, record, {**scores, "step": 50, **other})
 
 
 @pytest.mark.slow
@@ -203,10 +203,6 @@ def test_a_verdict_needs_both_measures_all_seeds_and_enough_pairs():
     assert NOTHING.outcome == "no runs"
 
 
-def test_seeds_whose_test_pairs_show_the_opposite_do_not_count():
-    assert compared(0.3, 2.0, [0.001] * 3, gains=[5.0, 5.0, -4.0]).clear_seeds == 2
-
-
 def test_a_finding_about_all_thirds_is_refuted_by_one():
     better, worse, unclear = compared(0.3, 2.0, [0.001] * 3), compared(-0.3, -5.0, [0.001] * 3), compared(0.3, 2, [0.4])
     assert combined_outcome([better, better]) == "confirmed"
@@ -251,25 +247,16 @@ def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
     assert "no runs" in empty.html()
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"step": 350}, {"beam": 1}, {"max_pairs": None},
-        {"directions": {"en-de": {"pairs": 60, "train_pairs": 9, "bleu": 99.0, "chrf": 99.0}}},
-    ],
-)  # fmt: skip
-def test_scores_with_other_settings_are_excluded_and_named(tmp_path, other):
+def test_scores_with_other_settings_are_excluded_and_named(tmp_path):
     depth_width(tmp_path, GOOD)
-    untouched = words(tmp_path)[1].rows
     folder = tmp_path / "depth_width-laptop" / "t128_6b-1"
     scores = json.loads((folder / "scores.json").read_text())
-    (folder / "scores.json").write_text(json.dumps(scores | other))
+    (folder / "scores.json").write_text(json.dumps(scores | {"beam": 1}))
     results = read_results("laptop", members("depth_width"), tmp_path)
     assert [member.folder for member in results.missing] == ["depth_width-laptop/t128_6b-1"]
     assert list(results.by_seed("t128_6b", ["de"], CHRF)) == [0, 2]
     page = SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page
     assert "excluded from all numbers: depth_width-laptop/t128_6b-1" in page.markdown()
-    assert words(tmp_path)[1].rows != untouched
 
 
 def test_the_page_is_self_contained_and_has_all_models(tmp_path):
