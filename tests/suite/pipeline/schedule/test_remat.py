@@ -30,10 +30,6 @@ def test_in_fill_drain_the_last_ones_are_kept(graphs, drain):
     assert text(ScheduleConfig("fill_drain", (graphs,)).actions(1, 4)[0]) == f"F0 F1 F2 F3 {drain}"
 
 
-def test_what_is_used_at_once_is_never_recomputed():
-    assert text(ScheduleConfig("1f1b", (1,)).actions(3, 3)[2]) == "F0 B0 F1 B1 F2 B2"
-
-
 def test_cells_of_one_stage_have_dials_of_their_own():
     schedule = ScheduleConfig("interleaved", (UNLIMITED, UNLIMITED, 0, 0), virtual_stages=2).actions(2, 4)
     for actions in schedule:
