@@ -7,7 +7,7 @@ from models import resnet
 from models.loss import ClassificationLoss
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("blocks", [1, 2])
 def test_the_convolutional_network_halves_places_and_doubles_width(blocks):
     stack = resnet.layers(width=4, blocks=blocks, classes=10)
     assert len(stack) == 3 * blocks + 2

@@ -1,6 +1,6 @@
 """Stages of several cells whose skips stay on the device: what a stage holds, against its plan."""
 
-from tests.suite.pipeline.planning.test_plan import assert_memory_matches_plan
+from tests.suite.pipeline.planning.test_planned_memory import assert_memory_matches_plan
 
 
 def test_amoebanet_on_stages_of_two_cells_needs_the_bytes_of_its_plan(tmp_path):

@@ -13,9 +13,9 @@ from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.partition import cell_ranges, partition
-from suite.pipeline.runtime.executor import Executor
+from suite.pipeline.runtime.executor import CellLinks, Executor
 from suite.pipeline.runtime.p2p import MessageTimeout
-from suite.pipeline.runtime.skip import call, communicating_pairs, find_skips
+from suite.pipeline.runtime.skip import SkipLayout, call, communicating_pairs, find_skips
 from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
@@ -79,6 +79,13 @@ def build(
     return Executor(coord, stage, ways, schedule_config), ties, named, groups
 
 
+def alone(layers: list[nn.Module], loss: nn.Module, config: ScheduleConfig, precision: str = "fp32") -> Executor:
+    """Returns an executor of all layers, in this process."""
+    cells = [range(len(layers))]
+    stage = Stage(layers, cells, loss, CPU, precision, 7, config.defers_weight_grads)
+    return Executor(RankCoord(0, 1, 1), stage, [CellLinks(SkipLayout(find_skips(layers), cells, 0), None)], config)
+
+
 def mini_batch(tensors, labels, micro_batches, replica=0, replicas=1, total=None) -> ReplicaBatch:
     """Cuts a mini-batch into R*M micro-batches, or ``total``, and returns one replica's: M, or what is left of them."""
     total = total or micro_batches * replicas
@@ -126,3 +133,14 @@ def unpartitioned(layers: list[nn.Module], loss: nn.Module, batch: ReplicaBatch,
         for name, p in layer.named_parameters()
     }
     return total.item(), gradients
+
+
+def differences(named, expected):
+    """Returns by key how much gradients differ from those expected, as a share of the largest where that exceeds 1. A
+    parameter without a gradient has one of zeros."""
+    found = {}
+    for key, parameter in named.items():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        largest = max(1.0, float(expected[key].abs().max()))
+        found[key] = float((gradient - expected[key]).abs().max()) / largest
+    return found

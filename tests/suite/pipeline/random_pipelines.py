@@ -113,7 +113,8 @@ def draw_pipeline(seed: int, stages: int) -> Pipeline:
     share = dice.choice((0.0, 0.0, 0.3, 0.7))
     parameters = [(at, parameter) for at in range(layers) for parameter in ("linear.weight", "linear.bias", "scale")]
     kept = dice.choice(parameters)  # with nothing to train a stage is refused
-    frozen = frozenset(one for one in parameters if dice.random() < share and one != kept)
+    begin = dice.choice((0, 0, cuts[1]))  # sometimes the first cell sends activations that need no gradient
+    frozen = frozenset(one for one in parameters if (dice.random() < share or one[0] < begin) and one != kept)
     cells = tuple(end - begin for begin, end in itertools.pairwise(cuts))
     examples = dice.randint(1, 9)
     micro_batches = dice.randint(1, min(examples, 7))

@@ -1,10 +1,16 @@
 """Schedules, memory and validation in the short form that tests use."""
 
 from suite.pipeline.model.cells import CellPlacement
+from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 from suite.pipeline.schedule.validate import texts_by_unit
 from suite.pipeline.schedule.validate import validate as validated_rows
+
+
+def parse(lines):
+    """Returns a schedule from a text for each stage."""
+    return [[Action.parse(cell) for cell in line.split()] for line in lines]
 
 
 def fill_drain(stages, micro_batches, remat):

@@ -36,10 +36,6 @@ class Middle(nn.Module):
         self.convolution = nn.Conv2d(WIDTH, WIDTH, 1)
         self.norm = nn.BatchNorm2d(WIDTH, momentum=0.3)
 
-    def reset_parameters(self) -> None:
-        self.convolution.reset_parameters()
-        self.norm.reset_parameters()
-
     def forward(self, x: Tensor, *skips: Tensor):
         for at, skip in enumerate(skips):
             if skip.is_floating_point() and skip.ndim > 1:
@@ -59,9 +55,6 @@ class Leave(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scores = nn.Linear(WIDTH, 3)
-
-    def reset_parameters(self) -> None:
-        self.scores.reset_parameters()
 
     def forward(self, x: Tensor, far: Tensor):
         return self.scores((x + far).mean((2, 3)))

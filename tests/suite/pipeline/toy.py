@@ -62,11 +62,24 @@ class Leave(nn.Module):
         super().__init__()
         self.out = nn.Linear(WIDTH, WORDS)
 
-    def reset_parameters(self):
-        self.out.reset_parameters()
-
     def forward(self, x: Tensor, ids: Tensor, mask: Tensor, idle: Tensor):
         return self.out(x)
+
+
+class Weighted(nn.Module):
+    """Passes its input and weights of its own to a function."""
+
+    def __init__(self, function, *shapes):
+        super().__init__()
+        self.function = function
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(shape)) for shape in shapes)
+
+    def reset_parameters(self):
+        for weight in self.weights:
+            nn.init.normal_(weight, std=0.4)
+
+    def forward(self, x: Tensor):
+        return self.function(x, *self.weights)
 
 
 class SumLoss(nn.Module):

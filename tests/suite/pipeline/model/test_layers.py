@@ -7,7 +7,7 @@ from torch import nn
 from models import amoebanet
 from models.transformer import TransformerShape, layers
 from suite.pipeline.model.layers import count_parameters, materialize, meta_device, structure_key
-from tests.suite.pipeline.toy import Block, Middle, toy_layers
+from tests.suite.pipeline.toy import Middle, toy_layers
 
 
 def test_values_depend_on_the_seed_alone_and_the_original_stays_without_memory():
@@ -91,4 +91,3 @@ def test_a_declared_structure_replaces_attributes_and_nothing_else():
 def test_tied_parameters_count_once():
     separate = sum(p.numel() for layer in toy_layers() for p in layer.parameters())
     assert count_parameters(toy_layers()) == separate - Middle().table.numel()
-    assert Block().mix.weight.numel() == 36

@@ -23,7 +23,7 @@ def tied(values: int) -> tuple[TiedParameters, list[nn.Parameter]]:
     return TiedParameters({"embedding": COPIES}, RankCoord(0, 1, 1), named, 10.0), parameters
 
 
-@pytest.mark.parametrize("values_at_once", [1, 7, 64, 1000])
+@pytest.mark.parametrize("values_at_once", [7, 1000])
 def test_the_sum_of_parts_has_the_bits_of_the_sum_in_layer_order(values_at_once, monkeypatch):
     monkeypatch.setattr(ties_module, "VALUES_AT_ONCE", values_at_once)
     ties, parameters = tied(64)

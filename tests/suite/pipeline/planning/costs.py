@@ -2,7 +2,9 @@
 
 from dataclasses import MISSING, fields, replace
 
-from suite.pipeline.planning.costs import LayerCost
+from hypothesis import strategies as st
+
+from suite.pipeline.planning.costs import LayerCost, SkipInput, skip_costs
 
 ZERO = LayerCost(**{field.name: 0 for field in fields(LayerCost) if field.default is MISSING})
 
@@ -22,3 +24,33 @@ MEASURED_BYTES = (
 def without_bytes(costs):
     """Returns estimated costs from which a measurement makes those that it finds itself."""
     return [replace(cost, **dict.fromkeys(MEASURED_BYTES, 0)) for cost in costs]
+
+
+@st.composite
+def skipping_costs(draw):
+    """Layers with any bytes, whose fronts hold what their skips say."""
+    count = draw(st.integers(2, 7))
+    size = st.integers(0, 60)
+    outputs = [draw(size) for _ in range(count)]  # of the layer before: outputs[0] is the model's input
+    popped: list[list[SkipInput]] = [[] for _ in range(count)]
+    for target in range(1, count):
+        for source in range(target):
+            if draw(st.integers(0, 3)) == 0 and target - source > 1:
+                same = draw(st.booleans())
+                width = outputs[source + 1] if same else draw(size)
+                popped[target].append(SkipInput(target - source, width, width, same))
+    costs = [
+        LayerCost(*[1.0] * 4, draw(size), 0, 0, *[draw(size) for _ in range(5)], skip_inputs=tuple(popped[at]))
+        for at in range(count)
+    ]
+    passing = skip_costs(costs)
+    return [
+        replace(
+            cost,
+            boundary_bytes=outputs[at] + sum(skip.bytes for skip in passing[at] if skip.own_tensor_at(at)),
+            gradient_bytes=0
+            if at == 0
+            else outputs[at] + sum(skip.gradient_bytes for skip in passing[at] if skip.own_tensor_at(at)),
+        )
+        for at, cost in enumerate(costs)
+    ]

@@ -1,5 +1,5 @@
 """The least step time of a small pipeline, by dynamic programming over all schedules; it shares no code with the search
-or the bound. ``test_exhaustive`` compares it with all lists of actions of the smallest.
+or the bound.
 
     a stage   F0 F1 I0 ..    what it has done says which actions fit its memory, and what it still needs at least
     a step    clock          actions are appended in the order in which they start, each as soon as its stage and its

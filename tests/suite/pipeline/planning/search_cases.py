@@ -58,4 +58,5 @@ def excess_over_optimum(case: Case) -> float:
     found_s = search.step_s if search.best is not None else math.inf
     least_s = least_step_s(case, found_s + 1)  # so the enumeration has to find a schedule as fast as this one
     assert lower_bound_s(problem) <= least_s * (1 + 1e-9), f"the bound exceeds the optimum: {case}"
+    assert least_s <= found_s, f"a step is shorter than the optimum: {case}"
     return 1.0 if found_s == least_s else found_s / least_s

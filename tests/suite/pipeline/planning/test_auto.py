@@ -21,7 +21,6 @@ from tests.suite.pipeline.planning import costs
 ROOMY = 1 << 50
 ONE_CELL = (("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1))
 CHOICES = (*ONE_CELL, ("interleaved", 2), ("zero_bubble", 2), ("zbv", 2), ("v_half", 2), ("v_min", 2))
-unhurried = settings(deadline=None)
 
 
 def layer(weight=1.0, **numbers):
@@ -33,34 +32,29 @@ def layer(weight=1.0, **numbers):
     return costs.layer(weight, **sizes | numbers)
 
 
+def kind(plan):
+    return plan.schedule_config.schedule, plan.schedule_config.virtual_stages
+
+
 def plan(costs, room=ROOMY, **pipeline):
     return make_plan(
         Problem(costs, PipelineSettings(**pipeline), 1.0, Machine(memory_limit_bytes=UNCOUNTED_BYTES + room))
     )
 
 
-layers = st.lists(
-    st.builds(
-        lambda weight, alive, boundary, held: layer(
-            weight,
-            activation_bytes=alive,
-            graph_peak_bytes=alive,
-            boundary_bytes=boundary,
-            gradient_bytes=boundary,
-            deferred_bytes=held,
-        ),
-        st.integers(1, 9),
-        st.integers(0, 90),
-        st.integers(1, 20),
-        st.integers(0, 60),
-    ),
-    min_size=2,
-    max_size=10,
-)
+@st.composite
+def random_layer(draw):
+    activation_bytes, boundary_bytes = draw(st.integers(0, 90)), draw(st.integers(1, 20))
+    sizes = dict.fromkeys(("activation_bytes", "graph_peak_bytes"), activation_bytes)
+    sizes |= dict.fromkeys(("boundary_bytes", "gradient_bytes"), boundary_bytes)
+    return layer(draw(st.integers(1, 9)), deferred_bytes=draw(st.integers(0, 60)), **sizes)
+
+
+layers = st.lists(random_layer(), min_size=2, max_size=10)
 remats = st.sampled_from(["always", "except_last", "never", "auto"])
 
 
-@settings(unhurried, max_examples=60)
+@settings(max_examples=40)
 @given(layers, st.integers(1, 4), st.integers(1, 8), remats, st.integers(50, 3_000))
 def test_auto_is_the_fastest_that_fits_and_never_exceeds_the_memory(costs, stages, micro_batches, remat, room):
     asked = {"stages": min(stages, len(costs)), "micro_batches": micro_batches, "remat": remat}
@@ -77,11 +71,7 @@ def test_auto_is_the_fastest_that_fits_and_never_exceeds_the_memory(costs, stage
     found = plan(costs, room, **asked, schedule="auto")
     assert found.step_s == min(one.step_s for one in each)
     assert all(stage.peak_bytes <= UNCOUNTED_BYTES + room for stage in found.cells)
-    assert (found.pipeline.schedule, found.pipeline.virtual_stages) == (
-        found.schedule_config.schedule,
-        found.schedule_config.virtual_stages,
-    )
-    assert (found.schedule_config.schedule, found.schedule_config.virtual_stages) in CHOICES
+    assert kind(found) == (found.pipeline.schedule, found.pipeline.virtual_stages) in CHOICES
 
 
 def test_where_no_named_schedule_fits_a_searched_one_may():
@@ -98,7 +88,7 @@ def test_where_no_named_schedule_fits_a_searched_one_may():
     assert all(stage.peak_bytes <= UNCOUNTED_BYTES + 82 for stage in found.cells)
 
 
-@settings(unhurried, max_examples=60)
+@settings(max_examples=40)
 @given(
     layers,
     st.integers(1, 4),
@@ -125,19 +115,9 @@ def test_one_graph_more_on_any_stage_would_not_fit(costs, stages, micro_batches,
 
 def test_with_memory_to_spare_nothing_is_recomputed():
     for name, virtual_stages in CHOICES:
-        found = plan(
-            [layer()] * 8, stages=4, micro_batches=8, remat="auto", schedule=name, virtual_stages=virtual_stages
-        )
+        asked = {"stages": 4, "micro_batches": 8, "remat": "auto"}
+        found = plan([layer()] * 8, **asked, schedule=name, virtual_stages=virtual_stages)
         assert found.recomputes == (0, 32 * virtual_stages)
-
-
-def test_the_less_memory_the_more_is_recomputed_and_the_longer_a_step_takes():
-    costs, asked = [layer()] * 4, {"stages": 4, "micro_batches": 8, "remat": "auto"}
-    seen = [plan(costs, room, **asked) for room in (1_200, 700, 500, 350)]
-    again, seconds = [one.recomputes[0] for one in seen], [one.step_s for one in seen]
-    assert again == sorted(again)
-    assert len(set(again)) == len(again)
-    assert seconds == sorted(seconds)
 
 
 def test_schedules_by_hand():
@@ -149,27 +129,22 @@ def test_schedules_by_hand():
     assert plan(costs, **spare, schedule="1f1b").step_s == (8 + 3) * 3
     assert plan(costs, **spare, schedule="zero_bubble").step_s == 8 * 3 + 3
     auto = plan(costs, **spare, schedule="auto")
-    assert (auto.schedule_config.schedule, auto.schedule_config.virtual_stages) == (
-        "zero_bubble",
-        1,
-    )  # four layers are four cells
+    assert kind(auto) == ("zero_bubble", 1)  # four layers are four cells
     costs = [layer(weight=0.5)] * 8
     auto = plan(costs, **spare, schedule="auto")
-    assert (auto.schedule_config.schedule, auto.schedule_config.virtual_stages) == ("zero_bubble", 2)
+    assert kind(auto) == ("zero_bubble", 2)
     assert auto.step_s == 8 * 3 + 1.5  # filled by cells half as long
 
 
 def test_of_equal_ones_the_papers_is_taken():
     costs = [layer(weight_grad_s=0.0, deferred_bytes=0)]
-    assert (
-        plan(costs, stages=1, micro_batches=4, remat="never", schedule="auto").schedule_config.schedule == "fill_drain"
-    )
+    assert kind(plan(costs, stages=1, micro_batches=4, remat="never", schedule="auto")) == ("fill_drain", 1)
 
 
 def test_interleaving_is_for_models_with_skips_too():
     costs = [layer(weight=0.5) for _ in range(7)] + [layer(weight=0.5, skip_inputs=(SkipInput(2, 10, 10, True),))]
     assert plan(costs, stages=2, schedule="interleaved", virtual_stages=2).schedule_config.virtual_stages == 2
-    assert plan(costs, stages=4, micro_batches=8, schedule="auto").schedule_config.virtual_stages == 2
+    assert kind(plan(costs, stages=4, micro_batches=8, schedule="auto"))[1] == 2
 
 
 def test_a_schedule_that_cannot_be_is_a_fault_of_the_plan():

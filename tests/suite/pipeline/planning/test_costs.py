@@ -9,20 +9,7 @@ from suite.errors import SettingError
 from suite.pipeline.planning.costs import LayerCost, SkipInput, check_costs
 from tests.suite.pipeline.planning.costs import ZERO
 
-GOOD = LayerCost(
-    forward_s=1.0,
-    recompute_s=1.5,
-    backward_s=2.0,
-    update_s=0.5,
-    parameters=3,
-    boundary_bytes=4,
-    gradient_bytes=4,
-    activation_bytes=5,
-    forward_peak_bytes=6,
-    graph_peak_bytes=7,
-    backward_peak_bytes=8,
-    update_peak_bytes=9,
-)
+GOOD = replace(ZERO, forward_s=1.0, recompute_s=1.5, backward_s=2.0, update_s=0.5, parameters=3, boundary_bytes=4)
 
 
 def test_whole_costs_pass_and_zero_is_a_cost():
@@ -46,11 +33,11 @@ def test_all_faults_are_told_in_one_sentence():
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("name", [name for name in LayerCost.__dataclass_fields__ if name != "skip_inputs"])
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
-def test_each_number_is_checked(name, value):
-    with pytest.raises(SettingError, match=f"layer 1 has {name} = {value}; measure"):
-        check_costs([GOOD, replace(GOOD, **{name: value})])
+def test_each_number_is_checked(value):
+    for name in LayerCost.__dataclass_fields__.keys() - {"skip_inputs"}:
+        with pytest.raises(SettingError, match=f"layer 1 has {name} = {value}; measure"):
+            check_costs([GOOD, replace(GOOD, **{name: value})])
 
 
 @pytest.mark.parametrize(
@@ -58,7 +45,6 @@ def test_each_number_is_checked(name, value):
     [
         (SkipInput(1, -5, 0, False), "layer 1 has pops 0, bytes = -5"),
         (SkipInput(2, 5, 5, False), "layer 1 pops skips that were stashed 2 layers before it"),
-        (SkipInput(0, 5, 5, False), "layer 1 pops skips that were stashed 0 layers before it"),
     ],
 )
 def test_skips_are_checked_too(popped, fault):

@@ -1,4 +1,4 @@
-"""Estimated layer costs: operations by hand, bytes against those measured, no memory taken; devices by name."""
+"""Estimated layer costs: operations by hand, bytes against those measured, no memory taken."""
 
 import resource
 import tracemalloc
@@ -14,14 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from models import blocks, resnet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
-from suite.errors import SettingError
 from suite.pipeline.planning import measure as measuring
 from suite.pipeline.planning.costs import LayerCost, check_costs
-from suite.pipeline.planning.devices import DEVICES, Device, find_device
+from suite.pipeline.planning.devices import Device
 from suite.pipeline.planning.estimate import CudaDropout, OperatorRecorder, estimate
 from suite.pipeline.planning.measure import measure
 from suite.pipeline.planning.sample import MicroBatch, Sample
-from suite.pipeline.planning.simulate import Link
 from suite.settings import OptimizerSettings
 from suite.training import adafactor
 from suite.training.stage_optimizer import single_device_update
@@ -64,9 +62,6 @@ class Through(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 1.0
-
-    def reset_parameters(self) -> None:
-        pass
 
 
 def on_meta(make):
@@ -123,21 +118,12 @@ def test_bf16_halves_the_time_of_products():
     assert fast.parameters == slow.parameters
 
 
-def test_a_device_attains_a_share_of_its_peak():
-    def seconds(device):
-        return estimated(lambda: [Product(4, 4), Through()], SquareLoss(), rows(8, 4), device)[0].forward_s
-
-    assert seconds(replace(PRODUCTS, efficiency=1.0)) == seconds(PRODUCTS) / 2
-
-
 def test_where_traffic_is_what_counts():
     """Read x and the weight, write y; all in fp32. The update moves its bytes for each parameter."""
     first, _, last = estimated(lambda: [Product(3, 5), Through(), Through()], SquareLoss(), rows(11, 3), TRAFFIC)
     assert first.forward_s == 4 * (11 * 3 + 3 * 5 + 11 * 5)
     assert first.update_s == 32 * 15
     assert last.update_s == 0
-    adafactor = OptimizerSettings(name="adafactor")
-    assert estimated(lambda: [Product(3, 5)], SquareLoss(), rows(11, 3), TRAFFIC, adafactor)[0].update_s == 96 * 15
 
 
 class Traffic(TorchDispatchMode):
@@ -169,14 +155,6 @@ def test_the_traffic_of_adafactor_is_that_of_its_operators():
     assert seen.bytes / matrix.weight.numel() == pytest.approx(planned, rel=0.01)
 
 
-def test_an_operator_takes_its_products_or_its_traffic_whichever_is_longer():
-    products, traffic = 2 * 11 * 3 * 5, 4 * (11 * 3 + 3 * 5 + 11 * 5)
-    for bandwidth in (0.5, 1.0, 2.0):
-        device = replace(PRODUCTS, bandwidth=bandwidth)
-        first, _ = estimated(lambda: [Product(3, 5), Through()], SquareLoss(), rows(11, 3), device)
-        assert first.forward_s == max(products, traffic / bandwidth)
-
-
 def test_the_operations_of_an_encoder_layer():
     """Projections, and attention: two products of (time, 64) a head forward, five backward (one made again)."""
     batch, time, width, heads, hidden = 3, 8, 32, 2, 48
@@ -189,13 +167,6 @@ def test_the_operations_of_an_encoder_layer():
     encoder = costs[1]
     assert encoder.forward_s == encoder.recompute_s == linear + 2 * product
     assert encoder.backward_s == 2 * linear + 5 * product
-
-
-def test_the_operations_of_a_convolution():
-    """3 x 3 of 4 channels for each of 6 outputs at 8 x 8 places, all rows."""
-    images = MicroBatch((torch.zeros(2, 3, 8, 8),), (torch.zeros(2, dtype=torch.int64),))
-    stem = estimated(lambda: resnet.layers(6, 1, 10), ClassificationLoss(0.0), images)[0]
-    assert stem.forward_s == 2 * (3 * 3 * 3) * 6 * (2 * 8 * 8)
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, BF16], ids=["fp32", "bf16"])
@@ -217,9 +188,7 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
         names = SIZES if optimizer is ADAMW else ALIVE
         assert sizes(found[at], names) == sizes(real[at], names)
         assert found[at].update_peak_bytes == pytest.approx(real[at].update_peak_bytes, abs=64)
-        assert (
-            found[at].deferred_bytes <= real[at].deferred_bytes <= found[at].deferred_bytes + found[at].boundary_bytes
-        )
+        assert 0 <= real[at].deferred_bytes - found[at].deferred_bytes <= found[at].boundary_bytes
         assert (found[at].deferred_bytes > 0) == (at != target_embedding)  # which has no matrix product
     products = {0: 0, encoder: 4 * 64 * 64 + 2 * 64 * 128 + 4 * 64 + 128 + 64}
     for at, values in products.items():
@@ -269,21 +238,9 @@ def test_temporary_bytes_of_adafactor_are_those_of_the_norm(monkeypatch):
     assert found.update_peak_bytes == pytest.approx(real.update_peak_bytes, abs=64)
 
 
-def test_bytes_of_layers_with_odd_boundaries(monkeypatch):
+@pytest.mark.parametrize("name", ["nothing", "layers before one of their class", "weights", "biases"])
+def test_bytes_of_layers_with_odd_boundaries_and_of_frozen_ones_are_those_measured(name, monkeypatch):
     """The toy layers: ids, masks and an idle input cross with the floats."""
-    ids, labels = toy_batch(4)
-    args = (toy_layers, SumLoss(), MicroBatch((ids,), (labels,)))
-    found, real = estimated(*args), measured(*args, monkeypatch)
-    for at in range(1, len(found)):
-        names = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes")
-        assert sizes(found[at], names) == sizes(real[at], names)
-    # x, ids, mask and the idle tensor of 4 rows, 5 places, width 6; gradients for the two of floats
-    x, idle = 4 * 5 * 6 * 4, 4 * 6 * 4
-    assert (found[1].boundary_bytes, found[1].gradient_bytes) == (x + 4 * 5 * 8 + 4 * 5 + idle, x + idle)
-
-
-@pytest.mark.parametrize("name", ["layers before one of their class", "the last layers", "weights", "biases"])
-def test_bytes_of_frozen_layers_are_those_measured(name, monkeypatch):
     ids, labels = toy_batch(4)
 
     def make():
@@ -292,15 +249,17 @@ def test_bytes_of_frozen_layers_are_those_measured(name, monkeypatch):
     args = (make, SumLoss(), MicroBatch((ids,), (labels,)))
     found, real = estimated(*args), measured(*args, monkeypatch)
     for at, layer in enumerate(make()):
-        names = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes")
         if at > 0:  # the kernels of the embedding take room of their own
+            names = ("activation_bytes", "forward_peak_bytes", "backward_peak_bytes")
             assert sizes(found[at], names) == sizes(real[at], names), at
         assert found[at].parameters == sum(p.numel() for p in layer.parameters())
         assert found[at].frozen == sum(p.numel() for p in layer.parameters() if not p.requires_grad)
         assert found[at].update_peak_bytes == pytest.approx(real[at].update_peak_bytes, abs=64)
-        assert (
-            found[at].deferred_bytes <= real[at].deferred_bytes <= found[at].deferred_bytes + found[at].boundary_bytes
-        )
+        assert 0 <= real[at].deferred_bytes - found[at].deferred_bytes <= found[at].boundary_bytes
+    # x, ids, mask and the idle tensor of 4 rows, 5 places, width 6; with nothing frozen gradients for the two of floats
+    x, idle = 4 * 5 * 6 * 4, 4 * 6 * 4
+    assert found[1].boundary_bytes == x + 4 * 5 * 8 + 4 * 5 + idle
+    assert name != "nothing" or found[1].gradient_bytes == x + idle
 
 
 def test_a_frozen_layer_has_no_update_and_no_backward_of_its_weight():
@@ -308,10 +267,11 @@ def test_a_frozen_layer_has_no_update_and_no_backward_of_its_weight():
         return freeze([Product(4, 4), Product(4, 4), Product(4, 4), Through()], frozen)
 
     args = SquareLoss(), rows(8, 4), replace(PRODUCTS, bandwidth=1e-3)
-    plain, some = (estimated(lambda made=made: layers(*made), *args) for made in ((), (0, 1)))
+    plain, some, between = (estimated(lambda made=made: layers(*made), *args) for made in ((), (0, 1), (1,)))
     assert [cost.update_s > 0 for cost in some] == [False, False, True, False]
     assert [cost.backward_s for cost in some[:2]] == [0, 0]
     assert some[2].backward_s == plain[0].backward_s  # what it takes needs no gradient by now, as the first one's input
+    assert between[1].backward_s == between[1].forward_s  # what it takes needs one, its weight does not: one product
     assert [cost.frozen for cost in some] == [16, 16, 0, 0]
 
 
@@ -352,11 +312,6 @@ def resident():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def device_of(product_rate, bandwidth, launch_s=0.0):
-    rates = {"fp32": product_rate, "bandwidth": bandwidth, "launch_s": launch_s, "efficiency": 1.0}
-    return replace(DEVICES["TPUv3"], **rates)
-
-
 def test_the_meter_weighs_what_stands():
     op_cost = OperatorRecorder()
     with FakeTensorMode():
@@ -380,101 +335,3 @@ def test_the_meter_weighs_what_stands():
             del view
             op_cost.settle()
             assert (op_cost.alive, op_cost.peak) == (2_000, 2_000)
-
-
-def test_the_meter_counts_the_operations_of_products():
-    with FakeTensorMode():
-        left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 2)
-        with OperatorRecorder() as op_cost, op_cost.phase() as phase:
-            left @ right
-            left.relu().sum()
-    assert phase.flops == phase.seconds(device_of(1.0, INFINITY), "fp32") == 2 * 5 * 7 * 3 * 2
-
-
-def test_a_device_is_as_slow_as_its_products_or_its_memory():
-    with FakeTensorMode():
-        left, right = torch.empty(5, 7), torch.empty(7, 2)
-        with OperatorRecorder() as op_cost, op_cost.phase() as phase:
-            left @ right  # 140 operations; 4 * (35 + 14 + 10) bytes
-            left.relu()  # 4 * (35 + 35) bytes
-    assert phase.seconds(device_of(2.0, 1.0), "fp32") == 236 + 280
-    assert phase.seconds(device_of(1.0, 4.0), "fp32") == 140 + 70
-
-
-@pytest.mark.parametrize(("launch_s", "seconds"), [(30.0, 210.0), (40.0, 240.0), (0.0, 210.0)])
-def test_a_device_waits_for_its_host_where_operators_are_small(launch_s, seconds):
-    with FakeTensorMode(), OperatorRecorder() as op_cost, op_cost.phase() as phase:
-        left, right = torch.empty(5, 7, 3), torch.empty(5, 3, 1)
-        product = left @ right  # 210 operations
-        for _ in range(5):
-            product.view(35).relu()  # a view starts nothing, nor did the empty tensors
-    assert phase.seconds(device_of(1.0, INFINITY, launch_s), "fp32") == seconds
-
-
-@pytest.mark.parametrize("name", sorted(DEVICES))
-def test_every_declared_device_is_found_by_its_name(name):
-    device = find_device(name, memory=1)
-    assert device is DEVICES[name] is find_device(name.lower(), memory=1)
-    assert device.name == name
-    assert device.memory_bytes >= 8 * 2**30
-    assert device.bf16 >= device.fp32 > 10**12
-    assert device.memory_bytes > device.process_bytes >= 0
-    assert device.bandwidth > device.link > 0
-    assert device.product_rate("fp32") == device.efficiency * device.fp32 <= device.product_rate("bf16")
-    assert device.messages == Link(device.link_latency_s, device.link)
-
-
-@pytest.mark.parametrize(
-    ("name", "memory"),
-    [
-        ("16GiB", 16 * 2**30), ("24GB", 24 * 10**9), ("24gb", 24 * 10**9), ("16 GiB", 16 * 2**30),
-        ("1.5GiB", 3 * 2**29), ("8G", 8 * 2**30),
-    ],
-)  # fmt: skip
-def test_a_size_is_the_papers_core_with_that_memory(name, memory):
-    device = find_device(name, memory=1)
-    assert device == replace(DEVICES["TPUv3"], name=device.name, memory_bytes=memory)
-    assert "TPUv3" in device.name
-
-
-def test_unknown_devices_are_told_all_that_are_known():
-    for name in ("H10", "abacus", "", "0GiB", "-1GiB", "16", "16TiB", "GiB", "A100-0GB", "H100 PCIe", "x" * 99):
-        with pytest.raises(SettingError) as fault:
-            find_device(name, memory=1)
-        assert str(fault.value).startswith(f"no device is called {name!r}; devices are TPUv2, ")
-        assert all(known in str(fault.value) for known in (*DEVICES, "this", "A100:60GiB"))
-
-
-@pytest.mark.parametrize(
-    ("name", "device", "memory"),
-    [
-        ("A100-40GB", "A100-40GB", DEVICES["A100-40GB"].memory_bytes),
-        ("a100 80gb", "A100", DEVICES["A100"].memory_bytes),
-        ("NVIDIA A100-SXM4-40GB", "A100-40GB", DEVICES["A100-40GB"].memory_bytes),
-        ("Tesla V100-SXM2-32GB", "V100-32GB", DEVICES["V100-32GB"].memory_bytes),
-        ("A100:40GiB", "A100-40GB", 40 * 2**30),
-        ("A100:60GiB", "A100", 60 * 2**30),
-        ("A100:60GB", "A100", 60 * 10**9),
-        ("H200:500GiB", "H200", 500 * 2**30),
-        ("GeForce RTX 4090", "RTX 4090", DEVICES["RTX 4090"].memory_bytes),
-        ("rtx-4090", "RTX 4090", DEVICES["RTX 4090"].memory_bytes),
-        ("AMD Instinct MI300X", "MI300X", DEVICES["MI300X"].memory_bytes),
-    ],
-)
-def test_a_card_may_be_written_with_its_memory_and_as_its_maker_does(name, device, memory):
-    found = find_device(name, memory=1)
-    assert found == replace(DEVICES[device], name=found.name, memory_bytes=memory)
-
-
-def test_cards_have_the_size_they_are_sold_with():
-    for device in DEVICES.values():
-        assert 0.9 * device.nominal_gb <= device.memory_bytes / 2**30 <= device.nominal_gb
-
-
-def test_this_machine_has_rates_of_its_own():
-    device = find_device("This", memory=12_345)
-    assert device.memory_bytes == 12_345
-    assert "this machine" in device.name
-    for rate in (device.fp32, device.bf16, device.bandwidth, device.link):
-        assert 10**6 < rate < 10**18
-    assert device.product_rate("fp32") == device.fp32, "what is measured is attained"

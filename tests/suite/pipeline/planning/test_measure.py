@@ -15,7 +15,6 @@ from suite.pipeline.planning.costs import check_costs
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.measure import LEAST_ROUNDS, WARM_UPS, measure
-from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import OptimizerSettings
 from suite.training.stage_optimizer import single_device_update
@@ -52,31 +51,6 @@ class Product(nn.Module):
         nn.init.eye_(self.weight)
 
 
-class Rectified(nn.Module):
-    """x of any shape -> the same; no parameters."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x)
-
-    def reset_parameters(self) -> None:
-        pass
-
-
-class Twice(nn.Module):
-    """Two products, one after the other."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first, self.second = Product(width), Product(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x))
-
-    def reset_parameters(self) -> None:
-        self.first.reset_parameters()
-        self.second.reset_parameters()
-
-
 class SlowAtFirst(nn.Module):
     """Sleeps while it is run for the first few times."""
 
@@ -88,9 +62,6 @@ class SlowAtFirst(nn.Module):
             SlowAtFirst.runs += 1
             self.clock.sleep(0.05 if SlowAtFirst.runs <= 1 + 2 * WARM_UPS else 0)
         return torch.relu(x)
-
-    def reset_parameters(self) -> None:
-        pass
 
 
 class Warm(nn.Module):
@@ -104,13 +75,6 @@ class Warm(nn.Module):
             self.clock.sleep(0.01 if getattr(Warm, "last", None) is type(self) else 0.02)
             Warm.last = type(self)
         return torch.relu(x)
-
-    def reset_parameters(self) -> None:
-        pass
-
-
-class WarmOne(Warm):
-    pass
 
 
 class WarmOther(Warm):
@@ -129,26 +93,6 @@ class Halved(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.weight)
-
-
-class Marked(nn.Module):
-    """x (rows, width) -> x, and a mark (rows, width) bool that carries no gradient."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.relu(x), x > 0
-
-    def reset_parameters(self) -> None:
-        pass
-
-
-class Unmarked(nn.Module):
-    """x and mark -> x where it is marked."""
-
-    def forward(self, x: Tensor, mark: Tensor) -> Tensor:
-        return torch.where(mark, x, 0.0)
-
-    def reset_parameters(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
@@ -200,12 +144,12 @@ def test_seconds_are_those_of_all_layers_together(clock, monkeypatch):
     """Each takes twice as long after another one. A pass that is slow or takes much of the memory is not timed: then
     they are as alone."""
     monkeypatch.setattr(Warm, "clock", clock, raising=False)
-    for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)):
+    for cost in measured(lambda: [Warm(), WarmOther()], rows(1, 1)):
         assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.02, 0.02))
-    of_both = sum(cost.activation_bytes for cost in measured(lambda: [WarmOne(), WarmOther()], rows(1, 1)))
-    alone = measured(lambda: [WarmOne(), WarmOther()], rows(1, 1), memory_bytes=4 * of_both)
+    of_both = sum(cost.activation_bytes for cost in measured(lambda: [Warm(), WarmOther()], rows(1, 1)))
+    alone = measured(lambda: [Warm(), WarmOther()], rows(1, 1), memory_bytes=4 * of_both)
     monkeypatch.setattr(measuring, "LONGEST_PASS_S", 0.03)
-    for cost in (*alone, *measured(lambda: [WarmOne(), WarmOther()], rows(1, 1))):
+    for cost in (*alone, *measured(lambda: [Warm(), WarmOther()], rows(1, 1))):
         assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.01, 0.01))
 
 
@@ -227,7 +171,7 @@ def test_bytes_of_a_product_by_hand():
     """Weight (w, w), x and y (n, w)."""
     count, width = 32, 16
     x, weight = count * width * FLOAT, width * width * FLOAT
-    costs = measured(lambda: [Product(width), Product(width), Product(width), Rectified()], rows(count, width))
+    costs = measured(lambda: [Product(width), Product(width), Product(width), nn.ReLU()], rows(count, width))
     first, second, third, _ = costs
     assert first.parameters == second.parameters == width * width
     assert (first.boundary_bytes, first.gradient_bytes) == (x, 0)
@@ -243,38 +187,22 @@ def test_bytes_of_a_product_by_hand():
 def test_gradients_of_parameters_stand_already():
     """Each is made, added to the one that stands, and freed before the next is made."""
     width, count = 128, 2
-    cost = measured(lambda: [Twice(width), Rectified()], rows(count, width))[0]
+    cost = measured(lambda: [nn.Sequential(Product(width), Product(width)), nn.ReLU()], rows(count, width))[0]
     weight, x = width * width * FLOAT, count * width * FLOAT
     assert weight <= cost.backward_peak_bytes <= weight + 3 * x
-
-
-def test_bytes_of_a_layer_without_parameters_by_hand():
-    x = 32 * 16 * FLOAT
-    cost = measured(lambda: [Product(16), Rectified(), Rectified(), Product(16)], rows(32, 16))[1]
-    assert cost.parameters == 0
-    assert (cost.boundary_bytes, cost.gradient_bytes, cost.activation_bytes) == (x, x, x)
-    assert (cost.forward_peak_bytes, cost.graph_peak_bytes, cost.backward_peak_bytes) == (x, x, x)
 
 
 def test_an_update_needs_room_but_its_state_stands_already():
     """AdamW's moments are made by the first update; what is counted is the norm's squares in fp64."""
     settings = OptimizerSettings()
     cost = measured(
-        lambda: [Product(64), Rectified()], rows(2, 64), make_update=lambda m: single_device_update(m, settings)
+        lambda: [Product(64), nn.ReLU()], rows(2, 64), make_update=lambda m: single_device_update(m, settings)
     )[0]
     assert cost.update_peak_bytes == pytest.approx(2 * FLOAT * 64 * 64, abs=64)
     assert cost.update_s > 0
 
 
-def test_what_leaves_a_layer_counts_whether_or_not_it_carries_a_gradient():
-    """The layer that follows keeps the mark for its backward; it is not its to count, as it came with its inputs."""
-    marked, unmarked, _ = measured(lambda: [Marked(), Unmarked(), Product(16)], rows(32, 16))
-    x, mark = 32 * 16 * FLOAT, 32 * 16
-    assert marked.activation_bytes == x + mark
-    assert (unmarked.boundary_bytes, unmarked.gradient_bytes) == (x + mark, 0)
-
-
-class Buffered(Rectified):
+class Buffered(nn.ReLU):
     """Writes to a buffer of its own, which is allocated by the first forward with values: an estimate sees none."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -286,7 +214,7 @@ class Buffered(Rectified):
 
 def test_a_layers_own_buffer_that_the_estimate_does_not_see_is_added():
     def layers():
-        return [Product(4), Rectified(), Buffered(), Product(4)]
+        return [Product(4), nn.ReLU(), Buffered(), Product(4)]
 
     with torch.device("meta"):
         known = estimates(layers(), rows(8, 4))
@@ -298,56 +226,61 @@ def test_a_layers_own_buffer_that_the_estimate_does_not_see_is_added():
     assert 100 * x <= buffered.graph_peak_bytes <= 102 * x
 
 
-def test_a_measurement_that_reads_less_lowers_no_byte():
-    def layers():
-        return [Product(4), Rectified(), Product(4)]
-
-    with torch.device("meta"):
-        less = estimates(layers(), rows(8, 4))
-    more = [replace(cost, **{name: 1000 + getattr(cost, name) for name in MEASURED_BYTES}) for cost in less]
-    for known in (less, more):
-        for cost, own in zip(known, measured(layers, rows(8, 4), known=known), strict=True):
-            assert all(getattr(own, name) >= getattr(cost, name) for name in MEASURED_BYTES)
-    assert sizes(measured(layers, rows(8, 4), known=more)) == sizes(more)
-
-
 def sizes(costs):
     return [{name: size for name, size in asdict(cost).items() if name.endswith("_bytes")} for cost in costs]
 
 
-class Hoarding(Rectified):
-    """Keeps more after every forward; or frees what it kept after every second one."""
+def test_a_measurement_that_reads_less_lowers_no_byte():
+    def layers():
+        return [Product(4), nn.ReLU(), Product(4)]
 
-    def __init__(self, grows: bool) -> None:
+    with torch.device("meta"):
+        less = estimates(layers(), rows(8, 4))
+    more = [replace(cost, **{name: 1000 + getattr(cost, name) for name in MEASURED_BYTES}) for cost in less]
+    assert sizes(measured(layers, rows(8, 4), known=more)) == sizes(more)
+
+
+class Hoarding(nn.ReLU):
+    """Frees what it has kept after every second forward, which kept more each time."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.grows, self.calls, self.kept = grows, 0, []
+        self.calls, self.kept = 0, []
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.kept.append(torch.empty(2**12 * self.calls))
-        if not self.grows and self.calls % 2 == 0:
+        if self.calls % 2 == 0:
             self.kept.clear()
         return torch.relu(x)
 
 
-@pytest.mark.parametrize("grows", [True, False])
-def test_no_measured_size_is_below_zero(grows):
-    for cost in measured(lambda: [Product(4), Hoarding(grows), Product(4), Rectified()], rows(2, 4)):
+def test_no_measured_size_is_below_zero():
+    for cost in measured(lambda: [Product(4), Hoarding(), Product(4), nn.ReLU()], rows(2, 4)):
         assert min(value for name, value in asdict(cost).items() if name.endswith("_bytes")) >= 0
 
 
 def test_seconds_are_of_the_typical_and_bytes_of_the_largest_micro_batch():
-    costs = measured(lambda: [Product(16), Rectified()], rows(3, 16), rows(40, 16))
+    costs = measured(lambda: [Product(16), nn.ReLU()], rows(3, 16), rows(40, 16))
     assert [cost.boundary_bytes for cost in costs] == [40 * 16 * FLOAT] * 2
 
 
-def test_equal_layers_are_measured_once_and_share_their_numbers():
-    made = []
+@pytest.fixture
+def made():
+    """The numbers of layers that are measured together."""
+    return []
 
-    def make_update(module):
+
+@pytest.fixture
+def make_update(made):
+    def make(module):
         made.append(len(module))
         return lambda: None
 
+    return make
+
+
+def test_equal_layers_are_measured_once_and_share_their_numbers(made, make_update):
     costs = measured(lambda: [Product(8) for _ in range(6)], rows(4, 8), make_update=make_update)
     assert costs[1] == costs[2] == costs[3] == costs[4]
     assert costs[0] != costs[1]  # its inputs carry no gradient
@@ -355,13 +288,7 @@ def test_equal_layers_are_measured_once_and_share_their_numbers():
     assert made == [1, 4, 1, 1, 1, 1, 6]
 
 
-def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_inputs():
-    made = []
-
-    def make_update(module):
-        made.append(len(module))
-        return lambda: None
-
+def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_inputs(made, make_update):
     costs = measured(lambda: [Halved(), Halved(), Halved(), Product(4)], rows(3, 32), make_update=make_update)
     assert made == [1] * 8 + [4]
     assert [cost.boundary_bytes for cost in costs] == [3 * width * FLOAT for width in (32, 16, 8, 4)]
@@ -376,46 +303,10 @@ def test_processes_measure_while_they_agree_to():
         wishes.append(wish)
         return wish or len(wishes) == WARM_UPS + LEAST_ROUNDS + 1
 
-    measured(lambda: [Rectified()], rows(2, 2), meet=meet)
+    measured(lambda: [nn.ReLU()], rows(2, 2), meet=meet)
     assert wishes == [True] * (WARM_UPS + LEAST_ROUNDS) + [False, False]
 
 
 def test_rounds_drawn_out_by_other_work_do_not_count():
     assert measuring._ordinary_mean([1.0, 1.2, 1.4, 9.0, 1.2]) == pytest.approx(1.2)
     assert measuring._ordinary_mean([0.0, 0.0, 1.0]) == 0.0
-
-
-def test_allocation_follows_what_is_made_and_freed():
-    """4,000, and 8,000, less 4,000, and 2,000: 12,000 at most."""
-    with tracked_memory(CPU) as memory_tracker:
-        first = torch.empty(1_000)
-        second = torch.empty(1_000, dtype=torch.float64)
-        del first
-        third = torch.empty(500)
-    assert (memory_tracker.peak, memory_tracker.change) == (12_000, 10_000)
-    assert second.numel() + third.numel() == 1_500
-
-
-def test_allocation_counts_from_what_stood():
-    with tracked_memory(CPU) as earlier:
-        before = torch.empty(1_000)
-    assert (earlier.peak, earlier.change) == (4_000, 4_000)
-    with tracked_memory(CPU) as memory_tracker:
-        del before
-        after = torch.empty(200)
-    assert (memory_tracker.peak, memory_tracker.change) == (0, 800 - 4_000)
-    with tracked_memory(CPU) as nothing:
-        after.zero_()
-    assert (nothing.peak, nothing.change) == (0, 0)
-
-
-def test_allocation_ends_with_the_error_inside_it():
-    def fail():
-        with tracked_memory(CPU):
-            raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"):
-        fail()
-    with tracked_memory(CPU) as memory_tracker:
-        kept = torch.empty(10)
-    assert memory_tracker.peak == kept.numel() * FLOAT

@@ -8,15 +8,9 @@ from itertools import accumulate, combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
-
-costs_and_stages = st.lists(st.integers(0, 20), min_size=1, max_size=9).flatmap(
-    lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))
-)
 
 
 def loads(costs, cells):
@@ -71,9 +65,11 @@ def squares(before, ends):
     return sum((before[b] - before[a]) ** 2 for a, b in pairwise(ends))
 
 
-def random_costs(draw, layers, whole):
-    if whole:
+def random_costs(draw, layers, kind):
+    if kind == "whole":
         return [draw.randint(0, draw.choice((1, 5, 1000))) for _ in range(layers)]
+    if kind == "one rounding apart":
+        return [draw.choice((0.0, 2.0**-53, 1 + draw.randint(0, 3) * 2.0**-52)) for _ in range(layers)]
     return [draw.choice((0.0, draw.random(), draw.expovariate(1) ** 5)) for _ in range(layers)]
 
 
@@ -83,18 +79,12 @@ def random_reach(draw, layers):
     return [min(layers, j + draw.randint(shortest, longest)) for j in range(layers)]
 
 
-def random_cases(count):
-    draw = random.Random(20)
-    for case in range(count):
+def test_random_models_are_cut_as_well_as_by_trying_every_cut_and_no_cut_can_be_moved_to_be_more_even():
+    draw, refused, moves = random.Random(20), 0, 0
+    for case in range(1200):
         layers = draw.randint(1, 12)
-        costs = random_costs(draw, layers, whole=case % 2 == 0)
-        reach = random_reach(draw, layers) if case % 4 >= 2 else None
-        yield costs, draw.randint(1, layers), reach
-
-
-def test_a_thousand_random_models_are_cut_as_well_as_by_trying_every_cut():
-    refused = 0
-    for costs, stages, reach in random_cases(1000):
+        costs = random_costs(draw, layers, ("whole", "floats", "one rounding apart")[case % 3])
+        stages, reach = draw.randint(1, layers), random_reach(draw, layers) if case % 2 else None
         best = lightest(costs, stages, reach)
         if best is None:
             refused += 1
@@ -102,18 +92,25 @@ def test_a_thousand_random_models_are_cut_as_well_as_by_trying_every_cut():
                 partition(costs, stages, reach)
             continue
         cells = partition(costs, stages, reach)
+        fits = reach or [layers] * layers
         assert len(cells) == stages
-        assert reach is None or all(cell.stop <= reach[cell.start] for cell in cell_ranges(cells, len(costs)))
+        assert all(cell.stop <= fits[cell.start] for cell in cell_ranges(cells, layers))
         assert heaviest(costs, cells) == best, (costs, stages, reach)
         assert max(loads(costs, cells)) == pytest.approx(best, rel=1e-12, abs=0)
+        before, ends = list(accumulate(costs, initial=0)), list(accumulate(cells, initial=0))
+        # The heaviest cell is the least there is, so a move that is more even cannot be one that breaks this bound.
+        for other in single_moves(ends, fits):
+            moves += 1
+            assert squares(before, other) >= squares(before, ends) * (1 - 1e-12), (costs, stages, reach, ends, other)
     assert 100 < refused < 400
+    assert moves > 2000
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(8))
 def test_longer_models_are_cut_as_well_as_by_a_table_of_all_first_layers_and_cells(seed):
     draw = random.Random(seed)
-    costs, stages = random_costs(draw, 40, whole=True), draw.randint(2, 20)
-    reach = [min(40, j + draw.choice((0, 0, 2, 5, 20))) for j in range(40)]
+    costs, stages = random_costs(draw, 40, "whole"), draw.randint(2, 20)
+    reach = [min(40, j + draw.choice((0, 0, 2, 5, 20) if seed % 2 else (2, 5, 20))) for j in range(40)]
     best = lightest_by_table(costs, stages, reach)
     if best is None:
         with pytest.raises(PlacementError):
@@ -122,47 +119,20 @@ def test_longer_models_are_cut_as_well_as_by_a_table_of_all_first_layers_and_cel
         assert max(loads(costs, partition(costs, stages, reach))) == best
 
 
-def test_costs_one_rounding_apart_are_told_apart():
-    draw = random.Random(8)
-    for _ in range(1000):
-        layers = draw.randint(1, 9)
-        costs = [draw.choice((0.0, 2.0**-53, 1 + draw.randint(0, 3) * 2.0**-52)) for _ in range(layers)]
-        stages = draw.randint(1, layers)
-        assert heaviest(costs, partition(costs, stages)) == lightest(costs, stages), (costs, stages)
-
-
-def test_no_single_cut_can_be_moved_to_make_the_cells_more_even():
-    moves = 0
-    for costs, stages, reach in random_cases(1000):
-        fits = reach or [len(costs)] * len(costs)
-        if lightest(costs, stages, fits) is None:
-            continue
-        before = list(accumulate(costs, initial=0))
-        ends = list(accumulate(partition(costs, stages, reach), initial=0))
-        # The heaviest cell is the least there is, so a move that is more even cannot be one that breaks this bound.
-        for other in single_moves(ends, fits):
-            moves += 1
-            assert squares(before, other) >= squares(before, ends) * (1 - 1e-12), (costs, stages, reach, ends, other)
-    assert moves > 2000
-
-
-@given(costs_and_stages)
-def test_no_other_cut_has_a_lighter_heaviest_cell(case):
-    costs, stages = case
-    assert max(loads(costs, partition(costs, stages))) == lightest(costs, stages)
-
-
-def test_a_drawn_example():
-    assert partition([3, 1, 1, 5, 2, 2], 3) == [3, 1, 2]
-    assert partition([3, 1, 1, 5, 2, 2], 3, [3, 4, 4, 5, 6, 6]) == [3, 1, 2]
-
-
-def test_a_heavy_head_gets_a_cell_of_its_own():
-    assert partition([1] * 8 + [10], 2) == [8, 1]
-
-
-def test_the_cells_beside_a_heavy_layer_are_even():
-    assert partition([1] * 12 + [100] + [1] * 12, 5) == [6, 6, 1, 6, 6]
+@pytest.mark.parametrize(
+    ("costs", "stages", "reach", "cells"),
+    [
+        ([3, 1, 1, 5, 2, 2], 3, None, [3, 1, 2]),
+        ([1] * 8 + [10], 2, None, [8, 1]),
+        ([1] * 12 + [100] + [1] * 12, 5, None, [6, 6, 1, 6, 6]),
+        ([1] * 12, 4, None, [3, 3, 3, 3]),
+        ([0] * 12, 4, None, [3, 3, 3, 3]),
+        ([1] * 8, 2, [3, *[8] * 7], [3, 5]),
+        ([1, 1, 1, 1], 3, [1, 3, 2, 4], [1, 2, 1]),  # layer 2 does not fit alone
+    ],
+)
+def test_cells_by_hand(costs, stages, reach, cells):
+    assert partition(costs, stages, reach) == cells
 
 
 def test_layers_too_light_to_change_a_running_float_sum_are_counted_all_the_same():
@@ -170,34 +140,11 @@ def test_layers_too_light_to_change_a_running_float_sum_are_counted_all_the_same
     assert partition([1e16] + [1.0] * 40, 3) in ([1, 19, 21], [1, 20, 20], [1, 21, 19])
 
 
-def test_equal_layers_and_layers_without_cost_are_shared_out_evenly():
-    assert partition([1] * 12, 4) == [3, 3, 3, 3]
-    assert partition([0] * 12, 4) == [3, 3, 3, 3]
-
-
-def test_reach_moves_a_cut_to_where_the_cells_fit():
-    assert partition([1] * 8, 2) == [4, 4]
-    assert partition([1] * 8, 2, [3, *[8] * 7]) == [3, 5]
-    assert partition([1, 2, 1, 9, 1, 1, 1, 5], 3, [3, *[99] * 7]) == [3, 1, 4]
-
-
-def test_a_layer_that_does_not_fit_alone_may_share_a_cell_with_the_layer_before_it():
-    assert partition([1, 1, 1, 1], 3, [1, 3, 2, 4]) == [1, 2, 1]
-
-
-@pytest.mark.parametrize("scale", [2.0**-1060, 1e-9, 1.0, 1e300])
+@pytest.mark.parametrize("scale", [2.0**-1060, 1e300, 10**30])
 def test_the_unit_of_the_costs_does_not_matter(scale):
+    """Nor that a float counts whole numbers to 2^53 only."""
     costs = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
     assert partition([cost * scale for cost in costs], 4) == partition(costs, 4)
-
-
-def test_whole_costs_beyond_what_a_float_counts_to_still_cut_the_same():
-    costs = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
-    assert partition([cost * 10**30 for cost in costs], 4) == partition(costs, 4)
-
-
-def with_one(costs, place, cost):
-    return [*costs[:place], cost, *costs[place + 1 :]]
 
 
 def long_models():
@@ -206,16 +153,9 @@ def long_models():
     close = [min(layers, j + draw.randint(90, 400)) for j in range(layers)]
     # The first layers need most of the stages, so that the others must be taken from an even share.
     head = [min(layers, j + (8 if j < 500 else layers)) for j in range(layers)]
-    yield "even", even, None
-    yield "even, reach out of order", even, close
     yield "even, a head that hardly fits", even, head
-    yield "one huge layer", with_one(even, 5000, 10**9), None
-    yield "one huge layer, reach out of order", with_one(even, 5000, 10**9), close
-    yield "one huge layer, a head that hardly fits", with_one(even, 9999, 10**9), head
-    yield "mostly zeros", [draw.randint(1, 9) if draw.random() < 0.01 else 0 for _ in range(layers)], close
-    yield "all zeros", [0] * layers, None
-    yield "exponential", [int(draw.expovariate(1e-9)) for _ in range(layers)], head
-    yield "exponential magnitudes", [int(2 ** draw.uniform(0, 36)) for _ in range(layers)], close
+    yield "one huge layer, reach out of order", [*even[:5000], 10**9, *even[5001:]], close
+    yield "exponential magnitudes", [int(2 ** draw.uniform(0, 36)) for _ in range(layers)], None
 
 
 @pytest.mark.slow
@@ -248,15 +188,10 @@ def test_the_fewest_stages_are_those_of_the_first_number_that_can_be_cut():
         assert fewest_stages(reach) == next(numbers, None), reach
 
 
-@pytest.mark.parametrize(("layers", "stages"), [(3, 4), (3, 0), (0, 1)])
+@pytest.mark.parametrize(("layers", "stages"), [(3, 4), (3, 0)])
 def test_more_stages_than_layers_are_refused(layers, stages):
     with pytest.raises(SettingError, match=f"cannot cut {layers} layers into {stages} stages"):
         partition([1.0] * layers, stages)
-
-
-def test_negative_costs_are_refused():
-    with pytest.raises(SettingError, match=r"layer 1 has -2"):
-        partition([1, -2, 3], 2)
 
 
 def test_costs_that_are_not_finite_are_refused_and_all_named():
@@ -281,9 +216,7 @@ def test_cells_of_which_none_fit_are_refused(reach):
     ("cells", "said"),
     [
         ([2, 2], r"^cells \[2, 2\] hold 4 layers, the model has 3: 1 too many; none may be empty"),
-        ([1, 1], "hold 2 layers, the model has 3: 1 left out; none may be empty"),
         ([3, 0], "the model has 3: cell 1 has 0; none may be empty"),
-        ([4, -1], "the model has 3: cell 1 has -1; none may be empty"),
         ([0, 5, -1], "hold 4 layers, the model has 3: 1 too many, cell 0 has 0, cell 2 has -1; none may be empty"),
         ([], "hold 0 layers, the model has 3: 3 left out; none may be empty"),
     ],
@@ -297,9 +230,3 @@ def test_costs_may_be_an_array():
     cells = partition(np.array([3.0, 1, 1, 5, 2, 2]), 3, np.array([3, 4, 4, 5, 6, 6]))
     assert cells == [3, 1, 2]
     assert {type(cell) for cell in cells} == {int}
-
-
-def test_t128_on_sixteen_stages_is_even():
-    """Encoder layers 106, decoder 147, as at laptop scale: no stage more than one layer above the mean."""
-    costs = [1, *[106] * 64, 1, *[147] * 64, 456]
-    assert max(loads(costs, partition(costs, 16))) <= sum(costs) / 16 + 147

@@ -20,9 +20,8 @@ from suite.pipeline.schedule.remat import with_recomputes
 from suite.pipeline.schedule.schedules import interleaved, one_by_one
 from suite.pipeline.schedule.validate import validate
 from tests.suite.pipeline.planning.exhaustive import Case, least_step_s
-from tests.suite.pipeline.planning.search_cases import excess_over_optimum, random_case
+from tests.suite.pipeline.planning.search_cases import excess_over_optimum, problem_of, random_case
 
-unhurried = settings(deadline=None, max_examples=30)
 GRAPH = CellBytes(activation_bytes=1)
 ONE_GRAPH = CellBytes(activation_bytes=1, graph_peak_bytes=1)
 
@@ -45,8 +44,8 @@ def test_steps_of_small_pipelines_are_close_to_the_shortest(stages, micro_batche
     assert excess_over_optimum(random_case(stages, micro_batches, cells, seed)) <= 1.1
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 3), (3, 2), (3, 3)])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 3), (3, 2)])
 def test_no_order_of_one_cell_a_stage_needs_less_memory_than_one_micro_batch_at_a_time(stages, micro_batches, seed):
     case = random_case(stages, micro_batches, 1, seed)
     alone = one_by_one(stages, micro_batches, 1, recomputes=True)
@@ -67,39 +66,28 @@ def test_all_schedules_of_a_pipeline_drawn_by_hand():
 
 
 def random_problem(rng):
-    stages, micro_batches = rng.randint(2, 4), rng.randint(1, 6)
-    cells = rng.randint(1, 2)
-    placement = CellPlacement(stages, v_shaped(stages) if cells == 2 and rng.random() < 0.5 else ())
-    costs = [_random_cost(rng, at, stages * cells) for at in range(stages * cells)]
-    memory = [[_random_bytes(rng) for _ in range(cells)] for _ in range(stages)]
-    link = Link(rng.choice([0.0, 1.0]), rng.choice([float("inf"), 1.0]))
-    limit, transport = rng.choice([60, 100, 150, 10**6]), rng.choice(["gloo", "nccl"])
-    return CellsProblem(placement, micro_batches, costs, link, memory, limit, transport, rng.random() < 0.5)
-
-
-def _random_cost(rng, at, cells):
-    backward_s = rng.randint(1, 9)
-    far = ()
-    if at + 2 < cells and rng.random() < 0.3:
-        far = (MessageCost(rng.randint(at + 2, cells - 1), rng.randint(0, 5), rng.randint(0, 5)),)
-    return CellCost(
-        forward_s=rng.randint(1, 9),
-        recompute_s=rng.randint(1, 9),
-        backward_s=backward_s,
-        activation_bytes=rng.randint(0, 5),
-        gradient_bytes=rng.randint(0, 5),
-        far_messages=far,
-        weight_grad_s=rng.randint(0, backward_s),
-        split_s=rng.randint(0, 2),
+    """Returns a random pipeline whose messages take time and memory, and may go past stages."""
+    case = random_case(rng.randint(2, 4), rng.randint(1, 6), rng.randint(1, 2), rng.randrange(10**6))
+    problem, costs, count = problem_of(case), [], len(case.costs)
+    for at, cost in enumerate(case.costs):
+        skips = [rng.randint(at + 2, count - 1)] if at + 2 < count and rng.random() < 0.3 else []
+        far = tuple(MessageCost(to, rng.randint(0, 5), rng.randint(0, 5)) for to in skips)
+        sizes = {"activation_bytes": rng.randint(0, 5), "gradient_bytes": rng.randint(0, 5)}
+        costs.append(replace(cost, far_messages=far, **sizes))
+    sizes = {"received_gradient_bytes": rng.randint(0, 9), "update_peak_bytes": rng.randint(0, 9)}
+    sizes["sent"] = Sent(1, rng.randint(1, 9)), Sent(-1, 5), Sent(2, 3)
+    return replace(
+        problem,
+        costs=costs,
+        link=Link(rng.choice([0.0, 1.0]), rng.choice([float("inf"), 1.0])),
+        stage_bytes=[[replace(cell, **sizes) for cell in cells] for cells in problem.stage_bytes],
+        limit_bytes=problem.limit_bytes + rng.choice([20, 60]),
+        transport=rng.choice(["gloo", "nccl"]),
+        may_recompute=rng.random() < 0.5,
     )
 
 
-def _random_bytes(rng):
-    sizes = [rng.randint(0, 9) for _ in range(10)]
-    return CellBytes(*sizes, fixed_bytes=rng.randint(0, 9), sent=(Sent(1, rng.randint(1, 9)), Sent(-1, 5), Sent(2, 3)))
-
-
-@unhurried
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_what_is_found_is_valid_fits_and_takes_no_longer_than_it_was_played(seed):
     problem = random_problem(random.Random(seed))

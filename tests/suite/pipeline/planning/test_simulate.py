@@ -1,6 +1,5 @@
 """Simulated steps: drawn by hand, against closed forms, and every rule checked again on the spans."""
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -10,14 +9,11 @@ from hypothesis import strategies as st
 from suite.errors import SettingError
 from suite.pipeline.planning.costs import MessageCost
 from suite.pipeline.planning.simulate import CellCost, Link, Links, simulate
-from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.flow_control import flow_control
-from suite.pipeline.schedule.play import Route, play
 from suite.pipeline.schedule.remat import UNLIMITED
-from tests.suite.pipeline.schedule_helpers import fill_drain, validate
+from tests.suite.pipeline.schedule_helpers import fill_drain, parse
 
-unhurried = settings(deadline=None)
 REMATS = ["always", "except_last", "never"]
 EQUAL = CellCost(forward_s=1, recompute_s=1, backward_s=2)
 
@@ -28,14 +24,7 @@ stage_costs = st.builds(CellCost, times, times, times, times, sizes, sizes)
 schedule_configs = st.sampled_from(
     [
         ScheduleConfig(name, (graphs,), virtual_stages)
-        for name, virtual_stages in (
-            ("fill_drain", 1),
-            ("1f1b", 1),
-            ("zero_bubble", 1),
-            ("interleaved", 2),
-            ("interleaved", 3),
-            ("zero_bubble", 2),
-        )
+        for name, virtual_stages in (("1f1b", 1), ("zero_bubble", 1), ("interleaved", 3), ("zero_bubble", 2))
         for graphs in (0, 1, 2, UNLIMITED)
     ]
 )
@@ -54,7 +43,7 @@ def steps(draw):
         cells = [
             replace(draw(stage_costs), update_s=0) for _ in range(len(stages) * (schedule_config.virtual_stages - 1))
         ]
-        cells = [replace(one, weight_grad_s=one.backward_s // 3) for one in (*stages, *cells)]
+        cells = [replace(one, weight_grad_s=one.backward_s // 3, split_s=2) for one in (*stages, *cells)]
         return schedule_config.actions(len(stages), micro_batches), cells, draw(links)
     schedule = fill_drain(len(stages), micro_batches, draw(st.sampled_from(REMATS)))
     if draw(st.booleans()):  # one micro-batch after the other is a schedule too
@@ -64,10 +53,6 @@ def steps(draw):
 
 def drawn(timeline):
     return [" ".join(f"{span}:{span.start:g}-{span.end:g}" for span in row) for row in timeline.rows]
-
-
-def parse(lines):
-    return [[Action.parse(cell) for cell in line.split()] for line in lines]
 
 
 def test_what_messages_keep_a_stage_busy_with_is_part_of_its_forward_and_its_backward():
@@ -81,11 +66,6 @@ def test_what_messages_keep_a_stage_busy_with_is_part_of_its_forward_and_its_bac
 def test_an_update_waits_until_the_workers_agree():
     timeline = simulate(fill_drain(2, 1, "never"), [replace(EQUAL, update_s=1)] * 2, norm_all_reduce_s=0.5)
     assert [row[-1].start for row in timeline.rows] == [6.5, 6.5]
-
-
-def test_an_unknown_kind_of_action_has_no_cost():
-    with pytest.raises(KeyError):
-        EQUAL.seconds("X", recomputed=False)
 
 
 def test_two_stages_two_micro_batches():
@@ -124,56 +104,10 @@ def test_each_direction_has_a_link_of_its_own():
     ]
 
 
-def test_a_heavier_stage_is_what_the_others_wait_for():
-    heavy = CellCost(2, 2, 4)
-    assert drawn(simulate(fill_drain(2, 2, "except_last"), [EQUAL, heavy])) == [
-        "F0:0-1 F1:1-2 B1:9-11 R0:11-12 B0:15-17",
-        "F0:1-3 F1:3-5 B1:5-9 R0:9-11 B0:11-15",
-    ]
-    assert drawn(simulate(fill_drain(2, 2, "except_last"), [heavy, EQUAL])) == [
-        "F0:0-2 F1:2-4 B1:7-11 R0:11-13 B0:13-17",
-        "F0:2-3 F1:4-5 B1:5-7 R0:7-8 B0:8-10",
-    ]
-
-
-def test_a_recompute_fills_the_wait_for_its_gradient():
-    assert drawn(simulate(fill_drain(2, 1, "always"), [CellCost(1, 3, 2)] * 2)) == [
-        "F0:0-1 R0:1-4 B0:7-9",
-        "F0:1-2 R0:2-5 B0:5-7",
-    ]
-
-
-def test_a_forward_that_is_not_recomputed_records_its_graph():
-    slow_graph = [CellCost(forward_s=1, recompute_s=3, backward_s=2)]
-    assert drawn(simulate(fill_drain(1, 2, "always"), slow_graph)) == ["F0:0-1 F1:1-2 R1:2-5 B1:5-7 R0:7-10 B0:10-12"]
-    assert drawn(simulate(fill_drain(1, 2, "except_last"), slow_graph)) == ["F0:0-1 F1:1-4 B1:4-6 R0:6-9 B0:9-11"]
-    assert drawn(simulate(fill_drain(1, 2, "never"), slow_graph)) == ["F0:0-3 F1:3-6 B1:6-8 B0:8-10"]
-
-
-def test_an_update_begins_when_all_stages_are_done():
-    stages = [replace(EQUAL, update_s=3), EQUAL, replace(EQUAL, update_s=1)]
-    timeline = simulate(fill_drain(3, 2, "except_last"), stages)
-    done = (2 + 3 - 1) * 3 + 1
-    assert [[(span.start, span.end) for span in row if span.kind == "U"] for row in timeline.rows] == [
-        [(done, done + 3)], [], [(done, done + 1)],
-    ]  # fmt: skip
-    assert timeline.seconds == done + 3
-
-
-@unhurried
-@given(st.integers(1, 8), st.integers(1, 32), times, times, st.sampled_from(REMATS))
-def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, backward, remat):
-    """With a graph that costs nothing, R = F: (M+K-1)(F+B) and a recompute of each micro-batch that is recomputed."""
-    again = sum(action.kind == "R" for action in fill_drain(1, micro_batches, remat)[0])
-    step = simulate(fill_drain(stages, micro_batches, remat), [CellCost(forward, forward, backward)] * stages).seconds
-    assert step == (micro_batches + stages - 1) * (forward + backward) + again * forward
-
-
-@unhurried
 @given(st.integers(1, 8), st.integers(1, 32), times, times, times, st.sampled_from(REMATS))
-def test_equal_stages_whose_recompute_costs_more_or_less(stages, micro_batches, forward, recompute, backward, remat):
+def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, recompute, backward, remat):
     step = simulate(fill_drain(stages, micro_batches, remat), [CellCost(forward, recompute, backward)] * stages).seconds
-    passes = micro_batches + stages - 1
+    passes = micro_batches + stages - 1  # (M + K - 1) (F + B), and a recompute of each that is recomputed
     if remat == "always":
         expected = passes * (forward + backward) + micro_batches * recompute
     elif remat == "never":
@@ -185,43 +119,12 @@ def test_equal_stages_whose_recompute_costs_more_or_less(stages, micro_batches, 
     assert step == expected
 
 
-@unhurried
-@given(st.lists(stage_costs, min_size=1, max_size=8), st.integers(1, 32), links)
-def test_no_step_goes_below_its_lower_bound(stages, micro_batches, link):
-    """sum (F+B) + (M-1) max (F+B+R), where a graph costs no less than none."""
-    stages = [replace(stage, recompute_s=max(stage.forward_s, stage.recompute_s), update_s=0) for stage in stages]
-    bound = sum(s.forward_s + s.backward_s for s in stages) + (micro_batches - 1) * max(
-        s.forward_s + s.recompute_s + s.backward_s for s in stages
-    )
-    for remat in ("always", "except_last"):
-        assert simulate(fill_drain(len(stages), micro_batches, remat), stages, link).seconds >= bound
-
-
-@unhurried
 @given(st.lists(times, min_size=1, max_size=8), st.integers(1, 32))
 def test_stages_uneven_in_one_proportion_reach_the_bound(weights, micro_batches):
     """Where F = R and B = 2F on each stage, however much the stages differ."""
     stages = [CellCost(weight, weight, 2 * weight) for weight in weights]
     step = simulate(fill_drain(len(stages), micro_batches, "except_last"), stages).seconds
     assert step == 3 * sum(weights) + 4 * (micro_batches - 1) * max(weights)
-
-
-def test_steps_of_uneven_stages_are_near_their_bound():
-    """The bound is what the partition makes small, so it must say what a step takes."""
-    chance = random.Random(0)
-    ratios = []
-    for _ in range(200):
-        stages = [
-            CellCost(forward, forward * chance.uniform(1, 1.2), forward * chance.uniform(1.5, 3))
-            for forward in (chance.uniform(0.5, 1.5) for _ in range(chance.randint(2, 8)))
-        ]
-        micro_batches = chance.randint(1, 32)
-        bound = sum(s.forward_s + s.backward_s for s in stages) + (micro_batches - 1) * max(
-            s.forward_s + s.recompute_s + s.backward_s for s in stages
-        )
-        ratios.append(simulate(fill_drain(len(stages), micro_batches, "except_last"), stages).seconds / bound)
-    assert min(ratios) >= 1 - 1e-12
-    assert sum(ratios) / len(ratios) < 1.03
 
 
 def check_rules(schedule, cells, link, timeline):
@@ -259,7 +162,6 @@ def check_rules(schedule, cells, link, timeline):
             before = span.end
 
 
-@unhurried
 @given(steps())
 def test_no_two_actions_at_once_and_none_before_its_message(step):
     schedule, stages, link = step
@@ -272,7 +174,7 @@ def test_no_two_actions_at_once_and_none_before_its_message(step):
             assert updates == ([(done, done + stage.update_s)] if stage.update_s else [])
 
 
-@unhurried
+@settings(max_examples=40)
 @given(steps(), st.data())
 def test_more_costs_never_shorten_a_step(step, data):
     schedule, stages, link = step
@@ -285,33 +187,6 @@ def test_more_costs_never_shorten_a_step(step, data):
     short = simulate(schedule, stages, link).seconds
     assert simulate(schedule, more, link).seconds >= short
     assert simulate(schedule, stages, replace(link, latency_s=link.latency_s + 1)).seconds >= short
-
-
-@unhurried
-@given(schedule_configs, st.integers(2, 5), st.integers(1, 12))
-def test_played_in_units_it_is_the_picture_of_the_validator(schedule_config, stages, micro_batches):
-    """Actions of a unit each and messages that take no time: the same start times as ``validate`` finds."""
-    schedule = schedule_config.actions(stages, micro_batches)
-    routes = [Route(at, at + 1) for at in range(stages * schedule_config.virtual_stages - 1)]
-    units = {kind: [1.0] * stages * schedule_config.virtual_stages for kind in "FfRIBW"}
-    rows = play(schedule, units, routes).rows
-    picture = validate(schedule, micro_batches)
-    for row, drawn_row in zip(rows, picture, strict=True):
-        assert {str(span): span.start for span in row} == {
-            cell: unit for unit, cell in enumerate(drawn_row) if cell != "."
-        }
-
-
-def test_what_is_deferred_leaves_the_backward_and_comes_with_what_that_costs():
-    cost = CellCost(1, 1, 4, weight_grad_s=1.5, split_s=0.25)
-    timeline = simulate(ScheduleConfig("zero_bubble", (UNLIMITED,)).actions(1, 2), [cost])
-    assert drawn(timeline) == ["F0:0-1 I0:1-3.75 W0:3.75-5.25 F1:5.25-6.25 I1:6.25-9 W1:9-10.5"]
-
-
-def test_cells_of_one_stage_take_turns():
-    first, second = CellCost(1, 1, 2), CellCost(3, 3, 4)
-    timeline = simulate(ScheduleConfig("interleaved", (UNLIMITED,), 2).actions(2, 1), [first, first, second, second])
-    assert drawn(timeline) == ["F0:0-1 F0.1:2-5 B0.1:12-16 B0:18-20", "F0:1-2 F0.1:5-8 B0.1:8-12 B0:16-18"]
 
 
 def test_a_deadlock_names_the_stages_that_wait_and_where():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.pipeline.model.cells import CellPlacement
@@ -11,6 +11,7 @@ from suite.pipeline.planning.costs import LayerCost, MessageCost, SkipCost, Skip
 from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.stage_bytes import Sent
+from tests.suite.pipeline.planning.costs import skipping_costs
 
 PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
 
@@ -51,36 +52,6 @@ def test_messages_go_straight_to_their_stage_and_hold_each_tensor_once():
     assert message_costs(SKIPPING, cell_ranges((3, 2), 5), 0) == [MessageCost(1, 60 + 40 + 7, 100)]
 
 
-@st.composite
-def skipping_costs(draw):
-    """Layers with any bytes, whose fronts hold what their skips say."""
-    count = draw(st.integers(2, 7))
-    size = st.integers(0, 60)
-    outputs = [draw(size) for _ in range(count)]  # of the layer before: outputs[0] is the model's input
-    popped: list[list[SkipInput]] = [[] for _ in range(count)]
-    for target in range(1, count):
-        for source in range(target):
-            if draw(st.integers(0, 3)) == 0 and target - source > 1:
-                same = draw(st.booleans())
-                width = outputs[source + 1] if same else draw(size)
-                popped[target].append(SkipInput(target - source, width, width, same))
-    costs = [
-        LayerCost(*[1.0] * 4, draw(size), 0, 0, *[draw(size) for _ in range(5)], skip_inputs=tuple(popped[at]))
-        for at in range(count)
-    ]
-    passing = skip_costs(costs)
-    return [
-        replace(
-            cost,
-            boundary_bytes=outputs[at] + sum(skip.bytes for skip in passing[at] if skip.own_tensor_at(at)),
-            gradient_bytes=0
-            if at == 0
-            else outputs[at] + sum(skip.gradient_bytes for skip in passing[at] if skip.own_tensor_at(at)),
-        )
-        for at, cost in enumerate(costs)
-    ]
-
-
 def test_a_skip_to_another_cell_of_the_stage_is_no_message():
     """K = 4, two cells a stage: cell 0 gives 7 bytes to cell 4 and 9 to cell 5."""
     takes = {4: SkipInput(4, 7, 7, same_as_output=False), 5: SkipInput(5, 9, 9, same_as_output=False)}
@@ -100,7 +71,6 @@ def test_a_skip_to_another_cell_of_the_stage_is_no_message():
     assert (source.received_gradient_bytes, source.local_gradient_bytes) == (16, 7)
 
 
-@settings(deadline=None)
 @given(skipping_costs(), st.data())
 def test_what_stages_send_each_other_is_what_they_get(costs, data):
     stages = data.draw(st.integers(2, len(costs)))

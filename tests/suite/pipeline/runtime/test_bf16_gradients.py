@@ -18,56 +18,25 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.suite.pipeline.build import build, join, run, whole
 from tests.suite.pipeline.random_pipelines import SquaredError
+from tests.suite.pipeline.toy import Weighted
 
 COUNT = int(os.environ.get("BF16_MODELS", "12"))
 ROWS, MICRO_BATCHES, CHANNELS, LENGTH = 6, 3, 4, 8
 
 
-class Einsum(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.mix = nn.Parameter(torch.empty(CHANNELS, CHANNELS))
-
-    def reset_parameters(self):
-        nn.init.normal_(self.mix, std=0.5)
-
-    def forward(self, x):
-        return torch.einsum("rcl,cd->rdl", x, self.mix)
+def mix(x, weight):
+    return torch.einsum("rcl,cd->rdl", x, weight)
 
 
-class Products(nn.Module):
-    """``baddbmm`` with a parameter, then ``bmm``."""
-
-    def __init__(self):
-        super().__init__()
-        self.shift, self.keys = (
-            nn.Parameter(torch.empty(1, CHANNELS, LENGTH)),
-            nn.Parameter(torch.empty(LENGTH, LENGTH)),
-        )
-
-    def reset_parameters(self):
-        nn.init.normal_(self.shift, std=0.1)
-        nn.init.normal_(self.keys, std=0.3)
-
-    def forward(self, x):
-        keys = self.keys.expand(len(x), -1, -1)
-        return torch.bmm(torch.baddbmm(self.shift, x, keys).softmax(-1), keys)
+def multiply(x, shift, keys):
+    keys = keys.expand(len(x), -1, -1)
+    return torch.bmm(torch.baddbmm(shift, x, keys).softmax(-1), keys)
 
 
-class Attention(nn.Module):
+def attend(x, queries, values):
     """Over places, with learned queries."""
-
-    def __init__(self):
-        super().__init__()
-        self.queries, self.values = nn.Parameter(torch.empty(LENGTH, CHANNELS)), nn.Linear(CHANNELS, CHANNELS)
-
-    def reset_parameters(self):
-        nn.init.normal_(self.queries)
-        self.values.reset_parameters()
-
-    def forward(self, x):
-        places = x.mT
-        return F.scaled_dot_product_attention(self.queries.expand_as(places), places, self.values(places)).mT
+    places = x.mT
+    return F.scaled_dot_product_attention(queries.expand_as(places), places, places @ values).mT
 
 
 class TwoDimensional(nn.Conv2d):
@@ -83,9 +52,9 @@ LAYERS = {
     "prelu": lambda: nn.PReLU(),
     "layer norm": lambda: nn.LayerNorm(LENGTH),
     "group norm": lambda: nn.GroupNorm(2, CHANNELS),
-    "einsum": Einsum,
-    "products": Products,
-    "attention": Attention,
+    "einsum": lambda: Weighted(mix, (CHANNELS, CHANNELS)),
+    "products": lambda: Weighted(multiply, (1, CHANNELS, LENGTH), (LENGTH, LENGTH)),
+    "attention": lambda: Weighted(attend, (LENGTH, CHANNELS), (CHANNELS, CHANNELS)),
 }
 
 

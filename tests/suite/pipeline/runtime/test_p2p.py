@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from suite.errors import PeerLostError, StallError
+from suite.errors import PeerLostError
 from suite.pipeline.runtime.p2p import MessageTimeout, wait
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -36,17 +36,9 @@ def test_only_a_wait_of_the_host_has_a_time_out():
     assert timeout.waiting_for == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "message"),
-    [
-        ("[gloo] Timed out waiting 5000ms for recv", StallError, "waited 5 s for a tensor"),
-        ("[gloo] Connection closed by peer", PeerLostError, "lost the connection while waiting for a tensor"),
-        ("NCCL error: remote process exited", PeerLostError, "lost the connection while waiting for a tensor"),
-    ],
-)
-def test_a_lost_message_is_reported_with_its_cause(text, kind, message):
-    error = RuntimeError(text)
-    with pytest.raises(kind, match=message) as caught:
+def test_a_lost_message_is_reported_with_its_cause():
+    error = RuntimeError("[gloo] Connection closed by peer")
+    with pytest.raises(PeerLostError, match="lost the connection while waiting for a tensor") as caught:
         wait(Message(error), MessageTimeout(5.0), "a tensor", CPU)
     assert caught.value.__cause__ is error
 

@@ -22,7 +22,7 @@ from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.runtime.skip import communicating_pairs, find_skips
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.marks import slow_but_for
-from tests.suite.pipeline.build import build, join, run, whole
+from tests.suite.pipeline.build import build, differences, join, run, whole
 from tests.suite.pipeline.random_pipelines import Pipeline, SquaredError, draw_pipeline
 
 STAGES = (1, 2, 3, 4)
@@ -46,30 +46,31 @@ def truth(pipeline: Pipeline):
     }
 
 
-def differences(pipeline: Pipeline, rank: int) -> list[str]:
-    """Trains this stage for a step; returns what differs from the unpartitioned model."""
+def trained(pipeline: Pipeline, rank: int):
+    """Trains this stage for a step; returns its place, the objective and its parameters."""
     layers = pipeline.layers()
     coord, cells = RankCoord(rank, pipeline.stages, 1), cell_ranges(pipeline.cells, len(layers))
     executor, _, named, groups = build(coord, layers, SquaredError(), pipeline.schedule_config, cells=cells)
     coord = executor.coord
     sums = executor.train(pipeline.batch() if coord.is_first or coord.has_loss else None, pipeline.seed)
-    objective, expected = truth(pipeline)
-    found = []
-    for key, parameter in named.items():
-        wanted, gradient = expected[key], parameter.grad
-        if not parameter.requires_grad:
-            if gradient is not None:
-                found.append(f"{key} is frozen and has a gradient")
-            continue
-        wanted = torch.zeros_like(parameter) if wanted is None else wanted
-        gradient = torch.zeros_like(parameter) if gradient is None else gradient
-        off = float((gradient - wanted).abs().max()) / max(1.0, float(wanted.abs().max()))
-        if not off <= TOLERANCE:
-            found.append(f"{key} is off by {off:.3g}")
-    if coord.has_loss and not abs(sums.objective - objective) <= TOLERANCE * objective:
-        found.append(f"the objective is {sums.objective}, not {objective}")
     dist.barrier()
     leave(groups)
+    return coord, sums.objective, named
+
+
+def faults(pipeline: Pipeline, rank: int) -> list[str]:
+    """Trains this stage for a step; returns what differs from the unpartitioned model."""
+    coord, own, named = trained(pipeline, rank)
+    objective, expected = truth(pipeline)
+    found = [
+        f"{key} is frozen and has a gradient" for key, p in named.items() if not p.requires_grad and p.grad is not None
+    ]
+    trainable = {key: parameter for key, parameter in named.items() if parameter.requires_grad}
+    wanted = {key: torch.zeros_like(p) if expected[key] is None else expected[key] for key, p in trainable.items()}
+    off = differences(trainable, wanted)
+    found += [f"{key} is off by {one:.3g}" for key, one in off.items() if not one <= TOLERANCE]
+    if coord.has_loss and not abs(own - objective) <= TOLERANCE * objective:
+        found.append(f"the objective is {own}, not {objective}")
     return found
 
 
@@ -83,7 +84,7 @@ def leave(groups) -> None:
 def compare(rank: int, world: int, rendezvous: str, pipelines: list[Pipeline]):
     """Returns by seed what differs on this stage."""
     join(rank, world, rendezvous)
-    return [(pipeline, differences(pipeline, rank)) for pipeline in pipelines]
+    return [(pipeline, faults(pipeline, rank)) for pipeline in pipelines]
 
 
 @pytest.mark.parametrize("stages", slow_but_for([3], STAGES))
@@ -121,23 +122,24 @@ def turns(pipeline: Pipeline):
     return any(not placement.crosses(cell, cell + 1) for cell in range(len(pipeline.cells) - 1))
 
 
+def begins_frozen(pipeline: Pipeline):
+    """Whether all parameters of the first cell are frozen, and another cell's are not."""
+    whole = {at for at in range(sum(pipeline.cells)) if sum(layer == at for layer, _ in pipeline.frozen) == 3}
+    return pipeline.stages > 1 and whole >= {*range(pipeline.cells[0])}
+
+
 def puts_gradients_off(pipeline: Pipeline):
     """Whether a stage computes the gradients of weights apart."""
     schedule = pipeline.schedule_config.actions(pipeline.stages, pipeline.micro_batches)
     return any(action.kind == "W" for actions in schedule for action in actions)
 
 
-@pytest.mark.parametrize(
-    "holds",
-    [
-        has_two_routes, has_a_staying_skip, turns, puts_gradients_off, lambda pipeline: bool(pipeline.frozen),
-        lambda pipeline: bool(pipeline.schedule_config.rows),
-    ],
-    ids=["two routes", "a skip that stays", "a turn", "deferred weight gradients", "frozen parameters", "a file"],
-)  # fmt: skip
-def test_the_pipelines_drawn_when_nothing_is_set_have_each_feature(holds):
+def test_the_pipelines_drawn_when_nothing_is_set_have_each_feature():
     drawn = [draw_pipeline(seed, stages) for stages in STAGES for seed in range(DEFAULT // len(STAGES))]
-    assert any(map(holds, drawn))
+    for has_feature in (has_two_routes, has_a_staying_skip, turns, puts_gradients_off, begins_frozen):
+        assert any(map(has_feature, drawn)), has_feature.__name__
+    assert any(pipeline.frozen for pipeline in drawn)
+    assert any(pipeline.schedule_config.rows for pipeline in drawn)
 
 
 def check(pipelines, stages):
@@ -152,14 +154,9 @@ def gradients_of_steps(rank: int, world: int, rendezvous: str, pipelines: list[P
     join(rank, world, rendezvous)
     found = []
     for pipeline in pipelines:
-        layers = pipeline.layers()
-        coord, cells = RankCoord(rank, world, 1), cell_ranges(pipeline.cells, len(layers))
-        executor, _, named, groups = build(coord, layers, SquaredError(), pipeline.schedule_config, cells=cells)
-        sums = executor.train(pipeline.batch() if coord.is_first or coord.has_loss else None, pipeline.seed)
+        _, objective, named = trained(pipeline, rank)
         grads = {key: parameter.grad.numpy() for key, parameter in named.items() if parameter.grad is not None}
-        found.append((sums.objective, grads))
-        dist.barrier()
-        leave(groups)
+        found.append((objective, grads))
     return found
 
 
@@ -204,7 +201,7 @@ STAYING = Pipeline(0, 2, ScheduleConfig("interleaved", (1,), 2), (1, 1, 1, 4), (
 """The skip goes from a stage's first cell to its second."""
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zero_bubble"])
-@pytest.mark.parametrize("pipeline", [LONG, STAYING], ids=["two links of a pair", "one that stays"])
-def test_so_do_those_of_skips_between_stages_of_several_cells(pipeline, schedule):
-    check([replace(pipeline, schedule_config=replace(pipeline.schedule_config, schedule=schedule))], 2)
+def test_so_do_those_of_skips_between_stages_of_several_cells():
+    configs = [(pipeline, pipeline.schedule_config) for pipeline in (LONG, STAYING)]
+    schedules = ("interleaved", "zero_bubble")
+    check([replace(one, schedule_config=replace(own, schedule=name)) for one, own in configs for name in schedules], 2)

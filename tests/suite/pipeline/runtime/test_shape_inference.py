@@ -18,32 +18,21 @@ from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import call
 from suite.settings import OptimizerSettings
 from tests.experiments.custom import models
-
-
-class Weighted(nn.Module):
-    """Passes its input and a weight of its own to a function."""
-
-    def __init__(self, function, *shape):
-        super().__init__()
-        self.function, self.weight = function, nn.Parameter(torch.empty(shape))
-
-    def forward(self, x):
-        return self.function(x, self.weight)
-
+from tests.suite.pipeline.toy import Weighted
 
 IMAGES, ROWS = (2, 4, 6, 6), (2, 5, 8)
 LAYERS = {
     "convolution with bias": (IMAGES, nn.Conv2d(4, 6, 3)),
     "convolution in one dimension": (ROWS, nn.Conv1d(5, 3, 2)),
     "PReLU": (ROWS, nn.PReLU()),
-    "einsum": (ROWS, Weighted(lambda x, w: torch.einsum("btd,bde->bte", x, w), 2, 8, 3)),
-    "bmm": (ROWS, Weighted(torch.bmm, 2, 8, 3)),
-    "baddbmm": (ROWS, Weighted(lambda x, w: torch.baddbmm(w[:, :1, :1], x, w), 2, 8, 3)),
+    "einsum": (ROWS, Weighted(lambda x, w: torch.einsum("btd,bde->bte", x, w), (2, 8, 3))),
+    "bmm": (ROWS, Weighted(torch.bmm, (2, 8, 3))),
+    "baddbmm": (ROWS, Weighted(lambda x, w: torch.baddbmm(w[:, :1, :1], x, w), (2, 8, 3))),
     "attention to a parameter": (
         (2, 2, 5, 8),
-        Weighted(lambda x, w: nn.functional.scaled_dot_product_attention(x, w, w), 2, 2, 3, 8),
+        Weighted(lambda x, w: nn.functional.scaled_dot_product_attention(x, w, w), (2, 2, 3, 8)),
     ),
-    "product in fp32": (ROWS, Weighted(lambda x, w: x.float() @ w, 8, 3)),
+    "product in fp32": (ROWS, Weighted(lambda x, w: x.float() @ w, (8, 3))),
 }
 
 

@@ -12,7 +12,8 @@ from suite.pipeline.runtime.skip import Skip, communicating_pairs
 
 
 def rounds(links, stages):
-    """Returns the pairs of workers that meet in each round: all that are next for both; and what is never done."""
+    """Returns the pairs of workers that meet in each round: all that are next for both; and what is left when no two
+    workers wait for each other."""
     lists = [list(warm_up_order(links, stage, CellPlacement(stages))) for stage in range(stages)]
     met = []
     while True:
@@ -30,33 +31,17 @@ def rounds(links, stages):
         met.append(pairs)
 
 
-def played(links, stages):
-    """Returns the pairs that have not met when no two workers wait for each other."""
-    return rounds(links, stages)[1]
-
-
 def links_of(stages, virtual_stages, skips=()):
     return communicating_pairs(
         skips, [range(at, at + 1) for at in range(stages * virtual_stages)], CellPlacement(stages)
     )
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4, 8])
-@pytest.mark.parametrize("virtual_stages", [1, 2, 3, 4])
-def test_all_meet(stages, virtual_stages):
-    assert played(links_of(stages, virtual_stages), stages) == []
-
-
-@pytest.mark.parametrize("stages", [2, 3, 4, 5, 16, 17, 128])
+@pytest.mark.parametrize("stages", [2, 5, 16, 128])
 def test_neighbours_meet_in_four_rounds_however_many_stages(stages):
     met, _ = rounds(links_of(stages, 1), stages)
     assert len(met) <= 4
     assert sum(map(len, met)) == 2 * (stages - 1)  # for activations and for gradients
-
-
-def test_so_do_those_that_a_skip_connects():
-    assert played(links_of(4, 1, (Skip("a", 0, 2), Skip("b", 0, 3), Skip("c", 1, 3))), 4) == []
-    assert played(links_of(2, 2, (Skip("a", 0, 3),)), 2) == []
 
 
 @given(st.integers(2, 5), st.integers(1, 4), st.data())
@@ -68,7 +53,7 @@ def test_any_skips_meet_and_no_two_links_of_two_stages_share_a_group(stages, vir
     links = links_of(stages, virtual_stages, skips)
     going = {(skip.source, skip.target) for skip in skips} | {(at, at + 1) for at in range(stages * virtual_stages - 1)}
     assert set(links) == {(source, target) for source, target in going if (target - source) % stages}
-    assert played(links, stages) == []
+    assert rounds(links, stages)[1] == []
     groups = [
         (frozenset(cell % stages for cell in link), at)
         for link, at in p2p_group_indices(links, CellPlacement(stages)).items()

@@ -10,14 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape, layers
 from suite.pipeline.model.microbatch import ReplicaBatch
-from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.executor import CellLinks, Executor
-from suite.pipeline.runtime.skip import SkipLayout
-from suite.pipeline.runtime.stage import Stage
 from suite.pipeline.runtime.weight_grad import DeferrableLinear, WeightGradStore, with_deferrable_linears
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.suite.pipeline.build import alone
 
-CPU = torch.device("cpu")
 MICRO_BATCHES = 4
 SHAPE = TransformerShape(1, 64, 128, 2, vocabulary=100, head_width=32)
 CONFIGS = {
@@ -42,11 +38,7 @@ class CastCounter(TorchDispatchMode):
 
 
 def executor(config):
-    made = layers(SHAPE)
-    cells = [range(len(made))]
-    coord = RankCoord(0, 1, 1)
-    stage = Stage(made, cells, TranslationLoss(0.1), CPU, "bf16", 7, config.defers_weight_grads)
-    return Executor(coord, stage, [CellLinks(SkipLayout([], cells, 0), None)], config)
+    return alone(layers(SHAPE), TranslationLoss(0.1), config, "bf16")
 
 
 def mini_batch():
@@ -110,22 +102,18 @@ def test_a_product_outside_autocast_does_not_get_the_cast(grad):
         assert torch.equal(linear(x), torch.nn.functional.linear(x, linear.weight, linear.bias))
 
 
-def test_an_error_in_a_step_frees_the_casts_too(monkeypatch):
+def test_no_cast_outlives_its_step_even_if_it_fails(monkeypatch):
     def fail(*args):
         raise ZeroDivisionError
 
     trained = executor(CONFIGS["deferred"])
+    linears = [module for module in trained.stage.layers.modules() if isinstance(module, DeferrableLinear)]
+    trained.train(mini_batch(), 0)
+    assert linears
+    assert all(linear.kept_cast is None and not linear.keeps_cast for linear in linears)
     monkeypatch.setattr(trained.stage.loss, "forward", fail)
     with pytest.raises(ZeroDivisionError):
         trained.train(mini_batch(), 0)
-    assert all(m.kept_cast is None for m in trained.stage.layers.modules() if isinstance(m, DeferrableLinear))
+    assert all(linear.kept_cast is None for linear in linears)
     assert torch.autocast_increment_nesting() == 1
     torch.autocast_decrement_nesting()
-
-
-def test_no_cast_outlives_its_step():
-    trained = executor(CONFIGS["deferred"])
-    trained.train(mini_batch(), 0)
-    linears = [module for module in trained.stage.layers.modules() if hasattr(module, "kept_cast")]
-    assert linears
-    assert all(linear.kept_cast is None and not linear.keeps_cast for linear in linears)

@@ -11,10 +11,10 @@ when the operations before it in its stream, and the computations launched befor
 both ranks have reached it. What is posted when is read from ``flow_control``. Each wait has one fixed set of causes, so
 a step deadlocks if and only if the graph of waits has a cycle.
 
-Two rules of CUDA are left out here; the tests add them. The first launch of a kernel that is loaded lazily waits until
-the whole device is idle (CUDA C++ Programming Guide, "Lazy Loading"), so the executor launches each kernel once before
-it posts the first receive. And a device may have few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), each of which
-handles the operations of its streams one by one, as launched; a run refuses too few.
+Two rules of CUDA can be added. The first launch of a kernel that is loaded lazily waits until the whole device is idle
+(CUDA C++ Programming Guide, "Lazy Loading"), so the executor launches each kernel once before it posts the first
+receive. And a device may have few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), each of which handles the operations
+of its streams one by one, as launched; a run refuses too few.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import CellPair
 from suite.pipeline.schedule.action import Action, virtual_stages_of
-from suite.pipeline.schedule.flow_control import FlowControl
+from suite.pipeline.schedule.flow_control import FlowControl, flow_control
+
+IdleWaits = Literal["never", "first launch", "every launch"]
+"""Which actions wait until the device is idle: the first of each kind in each cell, whose kernels are loaded lazily; or
+every one, as after a failed allocation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +46,37 @@ class Wait:
         return f"stage {self.stage}: {self.what}"
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What holds on all devices."""
+
+    flow: FlowControl
+    idle_waits: IdleWaits = "never"
+    warms_up: bool = False
+    """Each kind of action is launched once before the first receive is posted."""
+    queues: int | None = None
+    """Hardware queues; with None all streams make progress independently."""
+
+
 def launched(
     schedule: Sequence[Sequence[Action]],
-    flow: FlowControl,
+    flow: FlowControl | None = None,
     pairs: Collection[CellPair] = (),
     cell_to_stage: tuple[int, ...] = (),
+    **others: object,
 ) -> Waits:
     """Returns the waits of a step, those of each stage in the order in which its host launches them.
 
-    ``schedule`` has passed the other checks of ``suite.pipeline.schedule.validate``. ``pairs`` are the cells that
-    exchange messages, only neighbours if empty; ``cell_to_stage`` as in ``CellPlacement``.
+    ``schedule`` has passed the other checks of ``suite.pipeline.schedule.validate``. ``flow`` is that of NCCL if not
+    given, ``others`` are those of ``Rules``. ``pairs`` are the cells that exchange messages, only neighbours if empty;
+    ``cell_to_stage`` as in ``CellPlacement``.
     """
+    rules = Rules(flow or flow_control("nccl", len(schedule), virtual_stages_of(schedule)), **others)
     placement, waits = CellPlacement(len(schedule), cell_to_stage), Waits()
     neighbours = pairwise(range(len(schedule) * virtual_stages_of(schedule)))
     between = sorted({(a, b) for a, b in pairs or neighbours if placement.crosses(a, b)})
     for k, actions in enumerate(schedule):
-        launches = StageLaunches(waits, k, placement, actions, between, flow)
+        launches = StageLaunches(waits, k, placement, actions, between, rules)
         for action in actions:
             launches.add(action)
     return waits
@@ -131,10 +151,10 @@ class StageLaunches:
         placement: CellPlacement,
         actions: Sequence[Action],
         pairs: Sequence[CellPair],
-        flow: FlowControl,
+        rules: Rules,
     ) -> None:
         self._waits, self._stage, self._placement, self._actions = waits, stage, placement, actions
-        self._pairs, self._flow = pairs, flow
+        self._pairs, self._rules, self._flow = pairs, rules, rules.flow
         self._started = 0
         """How many cells have begun."""
         self._host: list[int] = []
@@ -149,13 +169,26 @@ class StageLaunches:
         """Receives that no computation waits for yet."""
         self._in_flight: dict[CellPair, deque[tuple[int, bool]]] = {}
         """Sends that nothing waits for yet, and whether the host will, by cell and distance."""
+        self._launched: set[tuple[str, int]] = set()
+        """Kinds of actions by virtual stage."""
+        self._stream_numbers: dict[object, int] = {}
+        if rules.warms_up:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Exchanges the metadata of all cells, and launches each kind of action of each cell once."""
+        for virtual_stage in range(virtual_stages_of([self._actions])):
+            self._exchange_metadata(self._placement.cell_of(virtual_stage, self._stage))
+        for kind, virtual_stage in dict.fromkeys((a.kind, a.virtual_stage) for a in self._actions):
+            self._compute(Action(kind, 0, virtual_stage))
 
     def add(self, action: Action) -> None:
         """Launches an action, with its messages."""
         cell = action.cell(self._stage, self._placement)
         if action.virtual_stage == self._started:
             self._started += 1
-            self._exchange_metadata(cell)
+            if not self._rules.warms_up:
+                self._exchange_metadata(cell)
             self._post_first(action.virtual_stage, cell)
         for peer in self._peers(cell, -action.direction):
             self._recv(peer, cell)
@@ -221,13 +254,25 @@ class StageLaunches:
         return end
 
     def _compute(self, action: Action) -> None:
+        launch, waits = (action.kind, action.virtual_stage), self._rules.idle_waits
+        if waits == "every launch" or (waits == "first launch" and launch not in self._launched):
+            name = Wait(self._stage, f"{action} waits until the device is idle")
+            ends = [end for ends in self._stream_ends.values() for end in ends]
+            self._host = [self._waits.add(name, [*self._host, *self._before_compute, *ends])]
+        self._launched.add(launch)
         end = self._waits.add(Wait(self._stage, str(action)), self._before(_COMPUTE))
         self._stream_ends[_COMPUTE] = [end]
         self._before_compute = [end]
 
     def _before(self, stream: object) -> list[int]:
-        """Returns what comes before the next operation of a stream."""
-        return [*self._host, *self._before_compute, *self._stream_ends.get(stream, [])]
+        """Returns what comes before the next operation of a stream: the last of all streams in its queue."""
+        queue = self._queue(stream)
+        same = [ends for other, ends in self._stream_ends.items() if self._queue(other) == queue]
+        return [*self._host, *self._before_compute, *(end for ends in same for end in ends)]
+
+    def _queue(self, stream: object) -> int:
+        number = self._stream_numbers.setdefault(stream, len(self._stream_numbers))
+        return number if self._rules.queues is None else number % self._rules.queues
 
 
 def draw_circle(circle: Sequence[Wait]) -> str:

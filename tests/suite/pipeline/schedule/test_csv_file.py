@@ -30,17 +30,12 @@ def as_csv(schedule, cell_to_stage=()):
 
 
 def test_reads_actions_and_skips_idle_time(tmp_path):
-    (tmp_path / "own.csv").write_text(PICTURE)
-    rows = read_rows(tmp_path / "own.csv")
-    assert rows == ("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0")
+    for encoding in ("utf-8", "utf-8-sig"):  # spreadsheets write a byte order mark
+        (tmp_path / "own.csv").write_text(PICTURE, encoding=encoding)
+        rows = read_rows(tmp_path / "own.csv")
+        assert rows == ("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0")
     assert parse_rows(rows) == [[Action("F", 0), Action("F", 1), Action("B", 1), Action("B", 0)]] * 2
     assert shape(rows) == {"stages": 2, "micro_batches": 2, "virtual_stages": 1}
-
-
-def test_a_byte_order_mark_as_spreadsheets_write_it_is_skipped(tmp_path):
-    (tmp_path / "plain.csv").write_text(PICTURE)
-    (tmp_path / "marked.csv").write_text(PICTURE, encoding="utf-8-sig")
-    assert read_rows(tmp_path / "marked.csv") == read_rows(tmp_path / "plain.csv")
 
 
 def test_the_example_in_the_docs_runs(tmp_path):
@@ -50,12 +45,12 @@ def test_the_example_in_the_docs_runs(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (3, 6), (4, 8)])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8)])
 def test_runs_what_torch_writes(kind, stages, micro_batches, tmp_path):
     rows = read_rows(dump(kind, tmp_path / "torch.csv", stages, micro_batches))
     assert cell_to_stage_of(rows) == (v_shaped(stages) if "V" in kind else ())
     assert shape(rows) == {"stages": stages, "micro_batches": micro_batches, "virtual_stages": 2}
-    for count in range(1, micro_batches + 1):  # mini-batches with fewer micro-batches run in the same order
+    for count in (1, stages + 1, micro_batches):  # mini-batches with fewer micro-batches run in the same order
         actions = ScheduleConfig("csv", (1,), 2, rows).actions(stages, count)
         assert {action.micro_batch for action in actions[0]} == set(range(count))
 
@@ -84,21 +79,16 @@ def test_every_own_schedule_reads_back(name, stages, micro_batches, virtual_stag
     ("text", "sentence"),
     [
         ("", "is empty; it needs a line of actions for each stage"),
-        ("\n\n", "is empty"),
         ("0F0,0B0\n1F0\n", "stage 1 never runs B0"),
         ("0F0,0X0\n1F0,1B0\n", "line 1 has '0X0', which is no action; actions look like 0F3, 0B3, 0I3 or 0W3"),
         ("0F0,0SEND_F0,0B0\n1F0,1B0\n", "line 1 has '0SEND_F0', a message; save only the computations"),
         ("1F0,1B0\n0F0,0B0\n", "cell 0 is in line 2; it must be in the first, so change the order of lines"),
         ("0F0,1F0,1B0,0B0\n1F1,1B1\n", "cell 1 is in lines 1 and 2; a cell belongs to one stage"),
         ("0F0,0B0\n2F0,2B0\n", "no line has cell 1, and there are cells up to 2; leave none out"),
-        ("0F0,1F0,1B0,0B0\n2F0,2B0\n", "the lines have 2, 1 cells; every stage needs equally many, one at least"),
         ("0F0,0B0\n\n1F0,1B0\n", "the lines have 1, 0, 1 cells; every stage needs equally many, one at least"),
         ("4000000000F0,0B0\n1F0,1B0\n", "line 1 has '4000000000F0', which is no action"),
         ("0F0,0B0\n999999999F0,1B0\n", "no line has cell 2, and there are cells up to 999999999; leave none out"),
         ("0F0,(1F0;1B0)OVERLAP,0B0\n", "line 1 has '(1F0;1B0)OVERLAP', which is no action"),
-        ("0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0\n", "stages 0 and 1 disagree on the order of activations"),
-        ("0F0,0F0,0B0\n1F0,1B0\n", "stage 0 runs F0 more than once"),
-        ("0B0,0F0\n1F0,1B0\n", "stage 0 runs micro-batch 0 out of order"),
     ],
 )
 def test_says_what_is_wrong_with_a_file(text, sentence, tmp_path):
@@ -107,12 +97,6 @@ def test_says_what_is_wrong_with_a_file(text, sentence, tmp_path):
         read_rows(tmp_path / "own.csv")
     assert sentence in str(caught.value)
     assert str(tmp_path / "own.csv") in str(caught.value)
-
-
-def test_shows_the_deadlock_of_a_file(tmp_path):
-    (tmp_path / "own.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
-    with pytest.raises(SettingError, match=r"deadlocks: stage 0 at B0, stage 1 at F1 wait for each other"):
-        read_rows(tmp_path / "own.csv")
 
 
 def test_an_overlapped_pair_runs_one_after_the_other(tmp_path):

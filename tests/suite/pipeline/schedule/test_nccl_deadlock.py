@@ -1,10 +1,10 @@
 """No schedule stops on NCCL, whichever cells skips connect; what would stop is refused. The player agrees with the
-proof, and the proof with streams that run."""
+proof."""
 
-import os
 import random
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from suite.errors import SettingError
 from suite.pipeline.schedule.action import Action, virtual_stages_of
-from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.flow_control import FlowControl, flow_control
 from suite.pipeline.schedule.play import Route, play
 from suite.pipeline.schedule.validate import validate
-from tests.suite.pipeline.schedule.cuda_rules import launched
-from tests.suite.pipeline.schedule.nccl_proof import draw_circle
+from tests.suite.pipeline.schedule.nccl_proof import draw_circle, launched
 from tests.suite.pipeline.schedule.test_schedule_mutations import legal_seed, mutated
 from tests.suite.pipeline.torch_schedules import dump
 
@@ -26,61 +25,43 @@ POSTED_AHEAD = FlowControl(activation_recvs_ahead=2, gradient_recvs_ahead=2)
 """What costs nothing on gloo: all receives two ahead, those of gradients before the first forward."""
 
 CASES = [
-    ("fill_drain", 1), ("1f1b", 1), ("zero_bubble", 1), *(("zero_bubble", v) for v in (2, 3, 4)),
-    *(("interleaved", v) for v in (2, 3, 4)),
-]  # fmt: skip
-
-EVERY = os.environ.get("EVERY_SCHEDULE") == "1"
-"""All K up to 16 and M up to 64, which takes half an hour; a selection otherwise."""
-
-STAGES = range(2, 17) if EVERY else (2, 3, 4, 8, 16)
-MICRO_BATCHES = range(1, 65) if EVERY else (1, 2, 3, 5, 16, 33)
-
-
-def schedules(name, virtual_stages):
-    for stages in STAGES:
-        for micro_batches in MICRO_BATCHES:
-            if EVERY or stages * virtual_stages * micro_batches <= 600:
-                yield ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
+    ("fill_drain", 1),
+    ("1f1b", 1),
+    *(("zero_bubble", cells) for cells in (1, 2, 3, 4)),
+    *(("interleaved", cells) for cells in (2, 3, 4)),
+]
+ON_A_V = [(name, 2) for name in V_SHAPED]
+SHAPES = ((2, 1), (2, 5), (3, 2), (3, 33), (4, 16), (8, 5), (8, 16), (16, 3), (16, 33))
+"""K and M. A schedule of over 600 forwards is left out: its proof takes seconds."""
 
 
-@pytest.mark.timeout(0 if EVERY else 240)
-@pytest.mark.parametrize(("name", "virtual_stages"), CASES)
+@pytest.mark.parametrize(("name", "virtual_stages"), CASES + ON_A_V)
 def test_no_generated_schedule_stops(name, virtual_stages):
     """With one cell a stage not even if every launch waits for an idle device; with several, after the warm-up."""
-    rules = [{"idle_waits": "first launch", "warms_up": True}]
-    if virtual_stages == 1:
-        rules.append({"idle_waits": "every launch"})
-    tried = 0
-    for schedule in schedules(name, virtual_stages):
-        for rule in rules:
-            assert launched(schedule, **rule).circle() == [], (len(schedule), rule)
-            tried += 1
-    print(f"{name}, {virtual_stages} cells a stage: {tried} tried")
-    assert tried >= 15 * len(rules)
-
-
-@pytest.mark.parametrize("virtual_stages", [1, 2, 3, 4])
-def test_no_evaluation_stops(virtual_stages):
-    for stages in STAGES:
-        for micro_batches in (1, 2, 5, 16):
-            name = "interleaved" if virtual_stages > 1 else "fill_drain"
-            schedule = ScheduleConfig(name, (1,), virtual_stages).forward_only(stages, micro_batches)
-            assert launched(schedule, idle_waits="first launch", warms_up=True).circle() == []
+    after_warm_up = {"idle_waits": "first launch", "warms_up": True}
+    rules = [after_warm_up, *([{"idle_waits": "every launch"}] if virtual_stages == 1 else [])]
+    for stages, micro_batches in SHAPES:
+        if stages * virtual_stages * micro_batches <= 600:
+            config = ScheduleConfig(name, (micro_batches % 3,), virtual_stages, transport="nccl")
+            cell_to_stage = config.cell_to_stage(stages)
+            for rule in rules:
+                schedule = config.actions(stages, micro_batches)
+                assert launched(schedule, cell_to_stage=cell_to_stage, **rule).circle() == [], (stages, rule)
+            schedule = config.actions(stages, micro_batches, train=False)
+            assert launched(schedule, cell_to_stage=cell_to_stage, **after_warm_up).circle() == [], stages
 
 
 @pytest.mark.parametrize(("name", "virtual_stages"), CASES)
 def test_receives_posted_ahead_stop_where_kernels_are_loaded_lazily(name, virtual_stages):
-    for stages in (2, 3, 8):
-        for micro_batches in (1, 2, 16):
-            schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
-            assert launched(schedule, flow=POSTED_AHEAD, idle_waits="first launch").circle() != []
-            assert launched(schedule, flow=POSTED_AHEAD).circle() == []
+    for stages, micro_batches in ((2, 1), (3, 16), (8, 2)):
+        schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
+        assert launched(schedule, POSTED_AHEAD, idle_waits="first launch").circle() != []
+        assert launched(schedule, POSTED_AHEAD).circle() == []
 
 
 def test_a_circle_is_drawn_wait_by_wait():
     schedule = ScheduleConfig("1f1b").build(2, 1)
-    assert draw_circle(launched(schedule, flow=POSTED_AHEAD, idle_waits="first launch").circle()) == (
+    assert draw_circle(launched(schedule, POSTED_AHEAD, idle_waits="first launch").circle()) == (
         "stage 0: the receive of gradients 0 from stage 1\n"
         "  waits for stage 1: the send of gradients 0 to stage 0\n"
         "  waits for stage 1: B0\n"
@@ -96,21 +77,39 @@ def test_a_circle_is_drawn_wait_by_wait():
 pairs_of_cells = st.tuples(st.integers(0, 11), st.integers(0, 11)).map(sorted).map(tuple)
 
 
-@settings(deadline=None, max_examples=100)
+def with_neighbours(pairs, count):
+    """Returns the pairs of ``count`` cells, and all of neighbours."""
+    return {(cell, cell + 1) for cell in range(count - 1)} | {(a, b) for a, b in pairs if a < b < count}
+
+
+@settings(max_examples=100)
 @given(st.sampled_from(CASES), st.integers(2, 4), st.integers(1, 12), st.sets(pairs_of_cells, max_size=12))
 def test_skips_of_any_length_stop_nothing(case, stages, micro_batches, skips):
     name, virtual_stages = case
-    count = stages * virtual_stages
-    pairs = {(cell, cell + 1) for cell in range(count - 1)} | {(a, b) for a, b in skips if a < b < count}
+    pairs = with_neighbours(skips, stages * virtual_stages)
     schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
-    assert launched(schedule, pairs, idle_waits="first launch", warms_up=True).circle() == []
+    assert launched(schedule, None, pairs, idle_waits="first launch", warms_up=True).circle() == []
+
+
+@pytest.mark.parametrize(("name", "virtual_stages"), CASES)
+def test_on_gloo_skips_between_all_cells_find_room(name, virtual_stages):
+    for stages, micro_batches in ((2, 1), (2, 8), (3, 7), *([(9, 18)] if virtual_stages <= 2 else [])):
+        pairs = tuple(combinations(range(stages * virtual_stages), 2))
+        config = ScheduleConfig(name, (1,), virtual_stages, pairs=pairs)
+        schedule = config.actions(stages, micro_batches)
+        assert launched(schedule, config.flow_control(stages), pairs).circle() == []
+
+
+def test_with_room_for_fewer_messages_skips_between_all_cells_would_stop():
+    schedule, pairs = ScheduleConfig("interleaved", (1,), 2).build(9, 18), [*combinations(range(18), 2)]
+    narrow = FlowControl(max_inflight_sends=flow_control("gloo", 9, 2).max_inflight_sends - 6)
+    assert launched(schedule, narrow, pairs).circle() != []
 
 
 @pytest.mark.parametrize("name", ["Interleaved1F1B", "InterleavedZeroBubble"])
 def test_schedules_of_torch_from_a_file_do_not_stop(name, tmp_path):
-    for stages, micro_batches in ((2, 4), (4, 8)):
-        rows = read_rows(dump(name, tmp_path / "torch.csv", stages, micro_batches))
-        assert ScheduleConfig("csv", (1,), 2, rows, "nccl").actions(stages, micro_batches)
+    rows = read_rows(dump(name, tmp_path / "torch.csv", 4, 8))
+    assert ScheduleConfig("csv", (1,), 2, rows, "nccl").actions(4, 8)
 
 
 def in_blocks(*blocks):
@@ -198,97 +197,21 @@ def _links(k, stages, virtual_stages):
     return sum(k in (cell % stages, (cell + 1) % stages) for cell in range(stages * virtual_stages - 1))
 
 
-class Device:
-    """Streams of one stage that run one operation at a time, knowing nothing of graphs.
-
-    The compute stream has computations and waits for messages; a message's stream begins it once the compute stream has
-    come to where it stood at the launch.
-    """
-
-    def __init__(self, k, actions, stages, flow):
-        self.k, self.stages, self.cells = k, stages, stages * (1 + max((a.virtual_stage for a in actions), default=0))
-        self.compute, self.done = [], 0
-        self.streams = {}
-        in_flight = {}
-        receives = {}
-        for action in actions:
-            cell = action.virtual_stage * stages + k
-            if cell not in in_flight:
-                in_flight[cell] = [None] * (cell + 1 < self.cells and stages > 1)  # the metadata
-                forwards = [a.micro_batch for a in actions if a.kind == "F" and a.virtual_stage == action.virtual_stage]
-                receives[cell] = deque((cell - 1, cell, i) for i in forwards) if self.other(cell - 1) else deque()
-                self.begin_next(receives[cell])
-            if action.kind == "F" and self.other(cell - 1):
-                self.compute.append((cell - 1, cell, action.micro_batch))
-                self.begin_next(receives[cell])
-            elif action.direction < 0 and self.other(cell + 1):
-                self.begin((cell + 1, cell, action.micro_batch))
-                self.compute.append((cell + 1, cell, action.micro_batch))
-            self.compute.append(action)
-            if action.direction and self.other(cell + action.direction):
-                message = cell, cell + action.direction, action.micro_batch
-                self.begin(message)
-                in_flight[cell].append(message)
-                if len(in_flight[cell]) > flow.max_inflight_sends:
-                    self.compute += filter(None, [in_flight[cell].pop(0)])
-
-    def other(self, cell):
-        return 0 <= cell < self.cells and cell % self.stages != self.k
-
-    def begin_next(self, receives):
-        if receives:
-            self.begin(receives.popleft())
-
-    def begin(self, message):
-        self.streams.setdefault(message[:2], deque()).append((message, len(self.compute)))
-
-    def stands_at(self, message):
-        stream = self.streams.get(message[:2])
-        return bool(stream) and stream[0][0] == message and stream[0][1] <= self.done
-
-
-def runs_to_the_end(schedule, rng):
-    """Plays the streams in random order; returns whether all finish."""
-    stages = len(schedule)
-    flow = flow_control("nccl", stages, virtual_stages_of(schedule))
-    devices, arrived = [Device(k, actions, stages, flow) for k, actions in enumerate(schedule)], set()
-    progress = True
-    while progress:
-        progress = False
-        for device in rng.sample(devices, stages):
-            while device.done < len(device.compute):
-                operation = device.compute[device.done]
-                if not isinstance(operation, Action) and operation not in arrived:
-                    break
-                device.done += 1
-                progress = True
-            for stream in device.streams.values():
-                while stream and device.stands_at(stream[0][0]):
-                    message = stream[0][0]
-                    other = devices[(message[0] if message[0] % stages != device.k else message[1]) % stages]
-                    if not other.stands_at(message):
-                        break
-                    stream.popleft()
-                    other.streams[message[:2]].popleft()
-                    arrived.add(message)
-                    progress = True
-    return all(device.done == len(device.compute) and not any(device.streams.values()) for device in devices)
-
-
-def player_stops(schedule, pairs=()):
+def player_stops(schedule, pairs):
     """Whether the player stops on NCCL."""
     cells = len(schedule) * virtual_stages_of(schedule)
-    routes = [Route(*pair) for pair in sorted({(at, at + 1) for at in range(cells - 1)} | set(pairs))]
+    routes = [Route(*pair) for pair in sorted(pairs)]
     flow = flow_control("nccl", len(schedule), virtual_stages_of(schedule))
     return bool(play(schedule, dict.fromkeys("FfRIBW", [1.0] * cells), routes, flow).stuck)
 
 
-def test_the_player_and_the_proof_agree_with_streams_that_run():
-    """On schedules and their mutations that pass every other check; far-ahead ones stop often."""
+def test_the_player_agrees_with_the_proof():
+    """On schedules and their mutations that pass every other check, every second time with skips past stages; far-ahead
+    ones stop often."""
     rng, found = random.Random(35), Counter()
-    while found.total() < (20_000 if EVERY else 2_000):
+    while found.total() < 1_000:
         schedule, micro_batches, train = legal_seed(rng)
-        if train and rng.random() < 0.7:
+        if train and rng.random() < 0.3:
             schedule = mutated(schedule, micro_batches, rng)
         elif train and len(schedule) > 1:
             schedule, micro_batches = far_ahead(rng)
@@ -296,26 +219,18 @@ def test_the_player_and_the_proof_agree_with_streams_that_run():
             validate(schedule, micro_batches, train)
         except SettingError:
             continue
-        ends = runs_to_the_end(schedule, rng)
-        assert ends == (launched(schedule).circle() == []), schedule
-        assert ends == (not player_stops(schedule)), schedule
-        found[ends] += 1
-    print(f"{found[True]} end, {found[False]} stop")
-    assert min(found.values()) >= found.total() // 50, found
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.randoms(use_true_random=False), st.sets(pairs_of_cells, max_size=4))
-def test_the_player_agrees_with_the_proof_where_skips_pass_stages(rng, skips):
-    schedule, _ = far_ahead(rng)
-    count = len(schedule)
-    pairs = {(cell, cell + 1) for cell in range(count - 1)} | {(a, b) for a, b in skips if a < b < count}
-    assert player_stops(schedule, pairs) == bool(launched(schedule, pairs).circle())
+        cells = range(len(schedule) * virtual_stages_of(schedule))
+        skips = {tuple(sorted(rng.sample(cells, 2))) for _ in range(rng.randint(0, 4))} if len(cells) > 2 else ()
+        pairs = with_neighbours(rng.choice([(), skips]), len(cells))
+        stops = player_stops(schedule, pairs)
+        assert stops == bool(launched(schedule, None, pairs).circle()), (schedule, pairs)
+        found[stops, len(pairs) >= len(cells)] += 1
+    assert all(found[stops, far] >= found.total() // 100 for stops in (True, False) for far in (True, False)), found
 
 
 def far_ahead(rng):
     """Returns a schedule of stages that run blocks of forwards and of backwards; the later the stage, the more."""
-    micro_batches, stages = rng.randint(6, 14), rng.choice([2, 2, 3])
+    micro_batches, stages = rng.randint(6, 14), rng.choice([2, 3, 3])
     schedule = []
     ends = [micro_batches]
     for _ in range(stages):

@@ -2,10 +2,10 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from suite.pipeline.schedule import remat
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED, with_recomputes
@@ -15,23 +15,13 @@ def text(actions):
     return " ".join(map(str, actions))
 
 
-@pytest.mark.parametrize(
-    ("graphs", "drain"),
-    [
-        (0, "R3 B3 R2 B2 R1 B1 R0 B0"),
-        (1, "B3 R2 B2 R1 B1 R0 B0"),
-        (2, "B3 B2 R1 B1 R0 B0"),
-        (3, "B3 B2 B1 R0 B0"),
-        (4, "B3 B2 B1 B0"),
-        (UNLIMITED, "B3 B2 B1 B0"),
-    ],
-)
-def test_in_fill_drain_the_last_ones_are_kept(graphs, drain):
-    assert text(ScheduleConfig("fill_drain", (graphs,)).actions(1, 4)[0]) == f"F0 F1 F2 F3 {drain}"
-
-
-def test_what_is_used_at_once_is_never_recomputed():
-    assert text(ScheduleConfig("1f1b", (1,)).actions(3, 3)[2]) == "F0 B0 F1 B1 F2 B2"
+def test_in_fill_drain_the_last_ones_are_kept_as_in_the_picture():
+    heads, rows = (line.split("   ") for line in remat.__doc__.splitlines()[2:4])
+    limits, drains = ([part.strip() for part in parts if part.strip()] for parts in (heads[1:], rows[1:]))
+    assert [limit.split()[0] for limit in limits][-4:] == ["0", "1", "2", "M"]
+    for graphs, drain in zip((0, 1, 2, 4), drains[-4:], strict=True):
+        (actions,) = ScheduleConfig("fill_drain", (graphs,)).actions(1, 4)
+        assert text(actions[4:]).startswith(drain.removesuffix("..").strip())
 
 
 def test_cells_of_one_stage_have_dials_of_their_own():

@@ -1,4 +1,4 @@
-"""The validator against a machine of queues that knows nothing of it, on ten thousand mutations of legal schedules."""
+"""The validator against a machine of queues that knows nothing of it, on mutations of legal schedules."""
 
 import random
 from collections import Counter, deque
@@ -9,9 +9,11 @@ import pytest
 from suite.errors import SettingError
 from suite.pipeline.schedule.action import Action, virtual_stages_of
 from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.csv_file import parse_rows
 from suite.pipeline.schedule.flow_control import GLOO
 from suite.pipeline.schedule.remat import UNLIMITED
 from tests.marks import slow_but_for
+from tests.suite.pipeline.random_pipelines import draw_rows
 from tests.suite.pipeline.schedule_helpers import validate
 
 COMPLETE = {True: {"FB", "FRB", "FIW", "FRIW"}, False: {"F"}}
@@ -116,43 +118,22 @@ def is_legal(schedule, micro_batches, train, rng):
 
 
 def random_schedule(stages, micro_batches, train, rng):
-    """What the machine did in random steps: any interleaving, any order, any set of recomputed micro-batches."""
-    machine = Machine(stages, micro_batches, train)
-    share = rng.random()
-    again = [{i for i in range(micro_batches) if rng.random() < share} for _ in range(stages)]
-    eager = rng.choice([0.02, 0.5, 0.98])  # how often a backward goes before the other things to do
-    schedule = [[] for _ in range(stages)]
-    while not machine.finished():
-        k = rng.randrange(stages)
-        doable = list(open_actions(machine, k, again[k]))
-        backwards = [action for action in doable if action.kind == "B"]
-        if doable:
-            action = rng.choice(backwards if backwards and rng.random() < eager else doable)
-            assert machine.act(k, action)
-            schedule[k].append(action)
-    return schedule
-
-
-def open_actions(machine, k, again):
-    """Returns the actions that stage k may do at once, if those in ``again`` and no others are recomputed."""
-    for i, past in machine.history[k].items():
-        chain = "F" if machine.complete == COMPLETE[False] else "FRB" if i in again else "FB"
-        if past == chain:
-            continue
-        kind = chain[len(past)]
-        source, _ = machine.queues(kind, k)
-        if (source is None or (source and source[0] == i)) and machine.free(k, Action(kind, i)):
-            yield Action(kind, i)
+    """Returns actions in any order, with recomputes of a random share of micro-batches; of an evaluation only F."""
+    schedule = parse_rows(draw_rows(rng, tuple(range(stages)), micro_batches))
+    again = {i for i in range(micro_batches) if rng.random() < rng.choice([0, 0.5, 1])}
+    for actions in schedule:
+        for action in [action for action in actions if action.micro_batch in again and action.kind in "BI"]:
+            first = actions.index(replace(action, kind="F")) + 1
+            actions.insert(rng.randint(first, actions.index(action)), replace(action, kind="R"))
+    return schedule if train else [[action for action in actions if action.kind == "F"] for actions in schedule]
 
 
 def legal_seed(rng):
     """Returns a legal schedule, its number of micro-batches, and whether it trains."""
     stages, micro_batches = rng.choice([1, 2, 3, 3, 4, 4, 5]), rng.choice([1, 2, 3, 3, 4, 4, 5, 6])
-    maker = rng.choice(
-        ["fill_drain", "1f1b", "zero_bubble", "interleaved", "random", "random", "random", "random", "forward_only",
-         "forward_walk"]
-    )  # fmt: skip
-    if maker in ("fill_drain", "1f1b", "zero_bubble", "interleaved"):
+    named = ["fill_drain", "1f1b", "zero_bubble", "interleaved"]
+    maker = rng.choice([*named, *["random"] * 4, "forward_only", "forward_walk"])
+    if maker in named:
         virtual_stages = {"interleaved": 2, "zero_bubble": rng.choice([1, 2])}.get(maker, 1)
         schedule_config = ScheduleConfig(maker, (rng.choice([0, 1, 2, UNLIMITED]),), virtual_stages)
         return schedule_config.actions(max(stages, virtual_stages), micro_batches), micro_batches, True
@@ -167,32 +148,20 @@ def some_stage(schedule, rng):
     return rng.choice([actions for actions in schedule if actions] or [[Action("F", 0)]])
 
 
-def some_action(micro_batches, rng):
-    return Action(rng.choice("FRIBW"), rng.randint(-1, micro_batches))
-
-
 def swap(schedule, micro_batches, rng):
+    """Two actions of a stage, every second time neighbours."""
     actions = some_stage(schedule, rng)
-    i, j = rng.randrange(len(actions)), rng.randrange(len(actions))
+    i = rng.randrange(len(actions))
+    j = rng.choice([i - 1, rng.randrange(len(actions))])
     actions[i], actions[j] = actions[j], actions[i]
 
 
-def swap_neighbours(schedule, micro_batches, rng):
-    actions = some_stage(schedule, rng)
-    i = rng.randrange(len(actions))
-    actions[i - 1], actions[i] = actions[i], actions[i - 1]
-
-
 def move(schedule, micro_batches, rng):
-    actions = some_stage(schedule, rng)
-    action = actions.pop(rng.randrange(len(actions)))
-    actions.insert(rng.randint(0, len(actions)), action)
-
-
-def move_a_little(schedule, micro_batches, rng):
+    """An action to anywhere, every second time near."""
     actions = some_stage(schedule, rng)
     i = rng.randrange(len(actions))
-    actions.insert(max(0, i + rng.randint(-3, 3)), actions.pop(i))
+    to = rng.choice([max(0, i + rng.randint(-3, 3)), rng.randint(0, len(actions))])
+    actions.insert(to, actions.pop(i))
 
 
 def drift(schedule, micro_batches, rng):
@@ -222,14 +191,11 @@ def delete_a_recompute(schedule, micro_batches, rng):
         del actions[rng.choice(recomputes)]
 
 
-def duplicate(schedule, micro_batches, rng):
-    actions = some_stage(schedule, rng)
-    actions.insert(rng.randint(0, len(actions)), rng.choice(actions))
-
-
 def insert(schedule, micro_batches, rng):
+    """A new action, or one that is there already."""
     actions = rng.choice(schedule)
-    actions.insert(rng.randint(0, len(actions)), some_action(micro_batches, rng))
+    new = Action(rng.choice("FRIBW"), rng.randint(-1, micro_batches))
+    actions.insert(rng.randint(0, len(actions)), rng.choice([new, *actions]))
 
 
 def insert_a_recompute(schedule, micro_batches, rng):
@@ -239,16 +205,12 @@ def insert_a_recompute(schedule, micro_batches, rng):
     actions.insert(i + (actions[i].kind not in "IB"), Action("R", actions[i].micro_batch, actions[i].virtual_stage))
 
 
-def change_kind(schedule, micro_batches, rng):
+def change(schedule, micro_batches, rng):
+    """The kind of an action, or its micro-batch."""
     actions = some_stage(schedule, rng)
     i = rng.randrange(len(actions))
-    actions[i] = replace(actions[i], kind=rng.choice("FRIBW"))
-
-
-def change_micro_batch(schedule, micro_batches, rng):
-    actions = some_stage(schedule, rng)
-    i = rng.randrange(len(actions))
-    actions[i] = replace(actions[i], micro_batch=rng.randint(-1, micro_batches))
+    numbers = rng.choice([{"kind": rng.choice("FRIBW")}, {"micro_batch": rng.randint(-1, micro_batches)}])
+    actions[i] = replace(actions[i], **numbers)
 
 
 def swap_stages(schedule, micro_batches, rng):
@@ -256,23 +218,8 @@ def swap_stages(schedule, micro_batches, rng):
     schedule[i], schedule[j] = schedule[j], schedule[i]
 
 
-def reverse_segment(schedule, micro_batches, rng):
-    actions = some_stage(schedule, rng)
-    i, j = sorted(rng.randint(0, len(actions)) for _ in range(2))
-    actions[i:j] = actions[i:j][::-1]
-
-
-def swap_everywhere(schedule, micro_batches, rng):
-    """The same two places in every stage."""
-    shortest = min(len(actions) for actions in schedule)
-    if shortest:
-        i, j = rng.randrange(shortest), rng.randrange(shortest)
-        for actions in schedule:
-            actions[i], actions[j] = actions[j], actions[i]
-
-
 def exchange_everywhere(schedule, micro_batches, rng):
-    """The same two actions in every stage, wherever they stand: neighbours go on agreeing about their messages."""
+    """The same two micro-batches in every stage: neighbours go on agreeing about their messages."""
     kinds = rng.choice(["F", "IB", "FIB", "FRIBW"])
     i, j = rng.randrange(micro_batches), rng.randrange(micro_batches)
     for actions in schedule:
@@ -281,12 +228,7 @@ def exchange_everywhere(schedule, micro_batches, rng):
                 actions[at] = replace(action, micro_batch={i: j, j: i}.get(action.micro_batch, action.micro_batch))
 
 
-def empty_stage(schedule, micro_batches, rng):
-    rng.choice(schedule).clear()
-
-
-COARSE = [swap, swap_neighbours, move, move_a_little, delete, duplicate, insert, change_kind, change_micro_batch,
-          reverse_segment, swap_everywhere, empty_stage]  # fmt: skip
+COARSE = [swap, move, delete, insert, change]
 FINE = [drift, drift, drift, delete_a_recompute, insert_a_recompute, exchange_everywhere, swap_stages]
 """Those that often leave a schedule legal, or break nothing but what stages have to agree about."""
 
@@ -295,7 +237,7 @@ def mutated(schedule, micro_batches, rng):
     """Returns another schedule, one to three mutations away."""
     mutant = [list(actions) for actions in schedule]
     for _ in range(rng.choice([1, 1, 1, 2, 2, 3])):
-        rng.choice(COARSE + FINE * 5)(mutant, micro_batches, rng)
+        rng.choice(COARSE * 2 + FINE * 5)(mutant, micro_batches, rng)
     return mutant if mutant != schedule else mutated(schedule, micro_batches, rng)
 
 
@@ -358,7 +300,6 @@ def test_the_validator_accepts_exactly_what_the_machine_can_run(mutations):
     count = Counter()
     for case, (mutant, micro_batches, train) in enumerate(mutants(rng, mutations)):
         legal = is_legal(mutant, micro_batches, train, rng)
-        assert legal == is_legal(mutant, micro_batches, train, rng), f"{case}: the order mattered\n{show(mutant)}"
         timeline, complaint = verdict(mutant, micro_batches, train)
         description = f"{case}: M = {micro_batches}, train = {train}, legal = {legal}, said {complaint}\n{show(mutant)}"
         assert legal == (complaint is None), description
@@ -371,10 +312,9 @@ def test_the_validator_accepts_exactly_what_the_machine_can_run(mutations):
     assert all(count[what] >= mutations / 125 for what in COMPLAINTS), count
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_every_seed_is_legal(number):
-    rng = random.Random(number)
-    for _ in range(50):
+def test_every_seed_is_legal():
+    rng = random.Random(0)
+    for _ in range(200):
         schedule, micro_batches, train = legal_seed(rng)
         assert is_legal(schedule, micro_batches, train, rng), show(schedule)
         assert_played_as_early_as_can_be(schedule, validate(schedule, micro_batches, train))

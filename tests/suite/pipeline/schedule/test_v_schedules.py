@@ -6,14 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.pipeline.model.cells import v_shaped
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.schedule import v_schedules
-from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig, pipeline_errors
+from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.settings import PipelineSettings
-from tests.suite.pipeline.schedule.cuda_rules import launched
 from tests.suite.pipeline.torch_schedules import dump
 
 PERIOD = 6
@@ -61,45 +58,39 @@ def unlimited(name):
 
 
 @pytest.mark.parametrize("name", V_SHAPED)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(stages=st.integers(2, 10), micro_batches=st.integers(1, 30))
 def test_none_is_idle_longer_or_holds_more_than_in_the_papers(name, stages, micro_batches):
+    """Nor less: the last stage to begin, K - 1, begins after K - 1 forwards."""
     rows = spans(unlimited(name), stages, micro_batches)
     assert most_held(rows) <= 2 * published_memory(name, stages)
     if micro_batches >= 2 * stages - 1:
         assert stages - 1 <= idle(rows) <= max(published_idle(name, stages), stages - 1)
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4, 5, 8, 13, 16])
-@pytest.mark.parametrize("more", [0, 1, 2, 17])
-def test_zbv_is_as_short_as_can_be(stages, more):
-    """The last stage to begin, K - 1, begins after K - 1 forwards and never stops."""
-    assert idle(spans(unlimited("zbv"), stages, 2 * stages - 1 + more)) == stages - 1
-
-
 BLOCKS = {"v_half": v_schedules._v_half_block, "v_min": v_schedules._v_min_block}
 
 
 @pytest.mark.parametrize("name", V_SHAPED)
-@pytest.mark.parametrize("stages", [2, 3, 4, 6, 7, 9])
+@pytest.mark.parametrize("stages", [2, 5, 8])
 def test_more_micro_batches_do_not_add_idle_time(name, stages):
     """No stage waits between the first micro-batches and the last."""
     assert len({idle(spans(unlimited(name), stages, count * stages)) for count in (2, 3, 5)}) == 1
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("stages", range(2, 65))
-def test_blocks_repeat_without_conflict_in_the_papers_memory(name, stages):
-    block = BLOCKS[name](stages)
-    way = [cells[0] for cells in block] + [cells[1] for cells in reversed(block)]
-    times = [cell["F"] for cell in way] + [cell["I"] for cell in reversed(way)]
-    assert times == sorted(set(times)), "an action is not later than what it waits for"
-    for cells in block:
-        assert {unit % PERIOD for cell in cells for unit in cell.values()} == set(range(PERIOD))
-        assert all(cell["I"] < cell["W"] for cell in cells)
-    limits = v_schedules._held(block)
-    assert limits.in_stage == 2 * published_memory(name, stages)
-    assert max(map(max, limits.in_cells)) < limits.in_stage, "a full cell shuts the other one out"
+def test_blocks_repeat_without_conflict_in_the_papers_memory(name):
+    for stages in range(2, 65):
+        block = BLOCKS[name](stages)
+        way = [cells[0] for cells in block] + [cells[1] for cells in reversed(block)]
+        times = [cell["F"] for cell in way] + [cell["I"] for cell in reversed(way)]
+        assert times == sorted(set(times)), "an action is not later than what it waits for"
+        for cells in block:
+            assert {unit % PERIOD for cell in cells for unit in cell.values()} == set(range(PERIOD))
+            assert all(cell["I"] < cell["W"] for cell in cells)
+        limits = v_schedules._held(block)
+        assert limits.in_stage == 2 * published_memory(name, stages)
+        assert max(map(max, limits.in_cells)) < limits.in_stage, "a full cell shuts the other one out"
 
 
 def test_the_block_is_its_picture():
@@ -113,43 +104,10 @@ def test_the_block_is_its_picture():
         }
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4, 8])
-def test_zbv_is_never_behind_torchs(stages, tmp_path):
-    for micro_batches in (stages, 2 * stages - 1, 2 * stages, 3 * stages + 1):
-        rows = read_rows(dump("ZBVZeroBubble", tmp_path / "zbv.csv", stages, micro_batches))
-        torchs = spans(ScheduleConfig("csv", (UNLIMITED,), 2, rows), stages, micro_batches)
-        own = spans(unlimited("zbv"), stages, micro_batches)
-        assert idle(own) <= idle(torchs)
-        assert most_held(own) <= most_held(torchs)
-
-
-@pytest.mark.parametrize("name", V_SHAPED)
-@pytest.mark.parametrize("graphs", [0, 1, UNLIMITED])
-def test_none_stops_on_nccl(name, graphs):
-    for stages, micro_batches in ((2, 1), (2, 5), (3, 7), (4, 16), (8, 16)):
-        schedule_config = ScheduleConfig(name, (graphs,), 2, transport="nccl")
-        schedule = schedule_config.actions(stages, micro_batches)
-        waits = launched(schedule, idle_waits="first launch", warms_up=True, cell_to_stage=v_shaped(stages))
-        assert waits.circle() == []
-        schedule_config.actions(stages, micro_batches, train=False)
-
-
-@pytest.mark.parametrize(
-    ("settings", "layers", "message"),
-    [
-        ({}, 8, "zbv needs stages of 2 cells, pipeline.virtual_stages is 1; use pipeline.virtual_stages=2"),
-        ({}, 7, "pipeline.virtual_stages is 1; use pipeline.schedule=1f1b"),
-        (
-            {"virtual_stages": 3},
-            12,
-            "needs stages of 2 cells, pipeline.virtual_stages is 3; use pipeline.virtual_stages=2",
-        ),
-        ({"virtual_stages": 2}, 7, "4 stages of 2 cells need 8 layers, the model has 7; use pipeline.schedule=1f1b"),
-        ({"virtual_stages": 2, "stages": 1}, 8, "need 2 stages or more, there is 1; use pipeline.schedule=1f1b"),
-        ({"stages": 1}, 8, "needs stages of 2 cells, pipeline.virtual_stages is 1; use pipeline.schedule=1f1b"),
-    ],
-)
-def test_what_is_no_v_is_refused_with_the_nearest_that_fits(settings, layers, message):
-    (fault,) = pipeline_errors(PipelineSettings(**{"schedule": "zbv", "stages": 4} | settings), layers)
-    assert message in fault
-    assert pipeline_errors(PipelineSettings(stages=4, schedule="v_min", virtual_stages=2), 8) == []
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 2), (3, 10), (4, 7), (8, 16)])
+def test_zbv_is_never_behind_torchs(stages, micro_batches, tmp_path):
+    rows = read_rows(dump("ZBVZeroBubble", tmp_path / "zbv.csv", stages, micro_batches))
+    torchs = spans(ScheduleConfig("csv", (UNLIMITED,), 2, rows), stages, micro_batches)
+    own = spans(unlimited("zbv"), stages, micro_batches)
+    assert idle(own) <= idle(torchs)
+    assert most_held(own) <= most_held(torchs)

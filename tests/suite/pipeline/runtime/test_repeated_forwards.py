@@ -1,5 +1,9 @@
-"""Layers whose forward changes their buffers: a recompute repeats the forward, and counts nothing twice."""
+"""Layers whose forward changes their buffers or draws from any generator of the host: a recompute repeats the forward,
+with its draws, and counts nothing twice."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +15,7 @@ from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
-from tests.suite.pipeline.build import build, join, run, whole
+from tests.suite.pipeline.build import build, differences, join, run, whole
 
 WIDTH, ROWS, MICRO_BATCHES, STEPS = 4, 8, 4, 2
 SCHEDULES = (
@@ -42,6 +46,20 @@ class Counter(nn.Module):
         return torch.tanh(self.linear(x)) * self.calls
 
 
+DRAWS = {"torch": lambda: float(torch.rand([])), "random": random.random, "numpy": np.random.random}
+
+
+class Dropped(nn.Module):
+    """LayerDrop: skips its branch in half of all calls; ``draw`` names the generator that decides."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.linear, self.draw = nn.Linear(WIDTH, WIDTH), draw
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(x)) if DRAWS[self.draw]() < 0.5 else x
+
+
 class Spectral(nn.Module):
     def __init__(self):
         super().__init__()
@@ -63,7 +81,14 @@ class Loss(nn.Module):
 
 def layers():
     with torch.device("meta"):
-        made = [Counter(True), Spectral(), nn.Linear(WIDTH, WIDTH), Counter(False), nn.Linear(WIDTH, WIDTH)]
+        made = [
+            Counter(True),
+            Spectral(),
+            *map(Dropped, DRAWS),
+            Counter(False),
+            *map(Dropped, DRAWS),
+            nn.Linear(WIDTH, WIDTH),
+        ]
     return [layer.double() for layer in made]
 
 
@@ -73,10 +98,14 @@ def batch():
     return ReplicaBatch(split([inputs], MICRO_BATCHES), split([wanted], MICRO_BATCHES), float(ROWS))
 
 
-def compare(rank, world, rendezvous, schedule_config):
-    """Returns the largest differences of gradients and of buffers from one module, after some steps."""
+def compare(rank, world, rendezvous, schedule_configs):
+    """Returns by schedule the differences of gradients and of buffers from one module, after some steps."""
     join(rank, world, rendezvous)
-    executor, *_ = build(RankCoord(rank, world, 1), layers(), Loss(), schedule_config)
+    return [compare_with(RankCoord(rank, world, 1), schedule_config) for schedule_config in schedule_configs]
+
+
+def compare_with(coord, schedule_config):
+    executor, *_ = build(coord, layers(), Loss(), schedule_config)
     made = whole(layers())
     for step in range(STEPS):
         for parameter in (p for layer in (*made, *executor.stage.layers) for p in layer.parameters()):
@@ -85,23 +114,20 @@ def compare(rank, world, rendezvous, schedule_config):
         executor.train(batch(), step)
         for i, (inputs, targets) in enumerate(zip(batch().inputs, batch().targets, strict=True)):
             (Loss()(*run(made, inputs, step, i), *targets)[0] / ROWS).backward()
-    differences = []
+    named = executor.stage.named_parameters()
+    found = list(differences(named, {(at, name): made[at].get_parameter(name).grad for at, name in named}).values())
     for index, layer in zip(executor.stage.indices, executor.stage.layers, strict=True):
-        for (name, own), (_, other) in zip(layer.named_parameters(), made[index].named_parameters(), strict=True):
-            differences.append(((index, name), (own.grad - other.grad).abs().max().item()))
-        for (name, own), (_, other) in zip(layer.named_buffers(), made[index].named_buffers(), strict=True):
-            differences.append(((index, name), (own - other).abs().max().item()))
-    return differences
+        buffers = zip(layer.buffers(), made[index].buffers(), strict=True)
+        found += [(own - other).abs().max().item() for own, other in buffers]
+    return found
 
 
 @pytest.mark.parametrize("stages", [1, 2])
-@pytest.mark.parametrize(
-    "schedule_config", SCHEDULES, ids=lambda config: f"{config.schedule}-{config.max_live_graphs[0]}"
-)
-def test_gradients_and_buffers_are_those_of_one_module(stages, schedule_config):
-    found = [difference for results in run_processes(compare, stages, schedule_config) for difference in results]
-    assert len(found) == 14
-    assert max(value for _, value in found) < 1e-12, found
+def test_gradients_and_buffers_are_those_of_one_module(stages):
+    for config, *of_stages in zip(SCHEDULES, *run_processes(compare, stages, SCHEDULES), strict=True):
+        found = [difference for of_stage in of_stages for difference in of_stage]
+        assert len(found) == 24
+        assert max(found) < 1e-12, (config, found)
 
 
 def test_a_buffer_that_changes_only_later_is_refused_by_name():
