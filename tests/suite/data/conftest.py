@@ -13,7 +13,7 @@ from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.settings import TextSettings
 
-SETTINGS = TextSettings(corpus=DJANGO, vocabulary=1200, max_length=48)
+SETTINGS = TextSettings(corpus=DJANGO, vocabulary=1200, max_length=32)  # those of other rooms' runs
 
 
 @pytest.fixture(scope="session")
