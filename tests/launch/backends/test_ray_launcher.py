@@ -49,13 +49,9 @@ def session(monkeypatch, tmp_path):
     monkeypatch.setattr(ray_launcher, "checkpoint_location", lambda run, experiment: "s3://bucket")
     nodes, closed = [Node("1", "a", 2, 2)], []
     connection = SimpleNamespace(
-        open=bool,
-        connected=True,
-        nodes=lambda kind: nodes,
-        nodes_and_silent=lambda kind: (nodes, []),
-        lost_nodes=lambda ids: ids & {"lost"},
-        close=lambda: closed.append(True),
-    )
+        open=bool, connected=True, nodes=lambda kind: nodes, nodes_and_silent=lambda kind: (nodes, []),
+        lost_nodes=lambda ids: ids & {"lost"}, close=lambda: closed.append(True),
+    )  # fmt: skip
     attempt = SimpleNamespace(run=None, folder=tmp_path, data=None, workers=2, use_gpu=False)
     experiment = SimpleNamespace(
         pipeline=SimpleNamespace(stages=2, replicas=1), train=SimpleNamespace(device_timeout_s=0.0)
