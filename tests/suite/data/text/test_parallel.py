@@ -45,7 +45,7 @@ def test_files_that_are_not_used_are_named_in_one_line_a_reason(tmp_path):
     write_pairs(tmp_path, "valid", PAIRS[:2], "tsv")
     write_pairs(tmp_path, "test", PAIRS[2:4], "tsv")
     (tmp_path / "valid.fr-en.tsv").write_text("le chat\tthe cat\n")
-    for name in (".DS_Store", ".git/HEAD", ".train.de-en.de.swp", "README.md", "old/train.de-en.tsv"):
+    for name in (".DS_Store", ".git/HEAD", ".a.swp", "._train.de-en.tsv", "README.md", "old/train.de-en.tsv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\0\xff")
     (tmp_path / ".#train.de-en.de").symlink_to("user@host")
@@ -53,7 +53,8 @@ def test_files_that_are_not_used_are_named_in_one_line_a_reason(tmp_path):
     assert set(read_parallel_folder(str(tmp_path), True, log.append)[TRAIN]) == {"de"}
     hidden, others, training, untrained = log
     assert hidden == (
-        f"ignored in {tmp_path}: 4 hidden files and folders (.#train.de-en.de, .DS_Store, .git, .train.de-en.de.swp)"
+        f"ignored in {tmp_path}: 5 hidden files and folders "
+        "(.#train.de-en.de, .DS_Store, ._train.de-en.tsv, .a.swp, .git)"
     )
     assert others == (
         f"ignored in {tmp_path}: 2 files without a name such as train.de-en.tsv (README.md, old/train.de-en.tsv)"
