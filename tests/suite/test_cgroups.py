@@ -64,10 +64,8 @@ def test_without_limits_the_machines_size_counts(machine, tmp_path, own):
         cpu__cpu_cfs_quota_us="-1", cpu__cpu_cfs_period_us="100000",
     )  # fmt: skip
     assert (cpu_limit(**here), memory_limit_bytes(**here)) == (16, 64 * GIB)
-    assert (
-        cpu_limit(tmp_path / "none", tmp_path / "none"),
-        memory_limit_bytes(tmp_path / "none", tmp_path / "none"),
-    ) == (16, 64 * GIB)
+    none = tmp_path / "none"
+    assert (cpu_limit(none, none), memory_limit_bytes(none, none)) == (16, 64 * GIB)
 
 
 def test_less_than_one_core_counts_as_one(machine, tmp_path):

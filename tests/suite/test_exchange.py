@@ -11,19 +11,8 @@ from launch.worker.distributed import init_process_group
 from suite import exchange
 
 VALUES = [
-    "",
-    "Ωβ\0\n",
-    'a"b',
-    None,
-    True,
-    7,
-    2**60,
-    0.1,
-    -1e-300,
-    math.inf,
-    [],
-    [["00000004", {"a": [1, 2]}, None]],
-    "x" * 70_000,
+    *("", "Ωβ\0\n", 'a"b', None, True, 7, 2**60, 0.1, -1e-300, math.inf, []),
+    *([["00000004", {"a": [1, 2]}, None]], "x" * 70_000),
 ]
 
 

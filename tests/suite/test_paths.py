@@ -142,15 +142,12 @@ def test_a_damaged_file_is_named_with_its_reason(tmp_path, content, reason):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("sftp://me:pass@host/runs", "sftp://***@host/runs"),
         ("sftp://me:pa@ss@host:22/runs", "sftp://***@host:22/runs"),
         ("sftp://me:pa/s?s#word@host/runs", "sftp://***@host/runs"),
         ("https://h:443/c?sig=a%2Bb@c:d", "https://h:443/c?***"),
-        ("https://h?sig=a@b", "https://h?***"),
         ("cannot write to az://c/x?sig=abc (403)", "cannot write to az://c/x?*** (403)"),
         ('{"a": "sftp://u:p@h/x", "b": "http://h/?k=v"}', '{"a": "sftp://***@h/x", "b": "http://h/?***"}'),
-        ("user@host", "user@host"),
-        ("/a/folder?x", "/a/folder?x"),
+        ("user@host /a/folder?x", "user@host /a/folder?x"),
         ("s3://bucket/runs/a@b:c and http://head:8265/x@y", "s3://bucket/runs/a@b:c and http://head:8265/x@y"),
     ],
 )

@@ -18,15 +18,8 @@ from launch.supervision.attempt_log import read_attempt_lines
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
-from suite.errors import (
-    FailureLocation,
-    PlacementError,
-    ProgramError,
-    SettingError,
-    SuiteError,
-    WorkerDiedError,
-    WorkerError,
-)
+from suite import errors
+from suite.errors import PlacementError, ProgramError, SettingError, SuiteError, WorkerDiedError, WorkerError
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.faults.injection import hook
 from tests.launch.command_line import environment, gpipe_here
@@ -136,7 +129,8 @@ def attempt(tmp_path):
 def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
     store, first, experiment, watchdog = attempt
     assert env_ranks._ATTEMPT.validate_json(env_ranks._ATTEMPT.dump_json(first)) == first
-    error = ProgramError("stage 1: ValueError: no", "ValueError", FailureLocation(0, 1, 3, "F2", 7, "host", "log"))
+    where = errors.FailureLocation(0, 1, 3, "F2", 7, "host", "log")
+    error = ProgramError("stage 1: ValueError: no", "ValueError", where)
     codes = []
     other = threading.Thread(target=lambda: codes.append(WithoutProcess(1, 2, 1, store, "", result=error).serve()))
     other.start()

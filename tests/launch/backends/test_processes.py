@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from launch.backends.processes import DATA_LIBRARIES, PRELOAD, PRELOAD_LATE, modules_to_preload, run_processes
@@ -121,57 +120,6 @@ def test_a_killed_forkserver_is_reported_and_its_workers_die_with_it(tmp_path):
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-COMMAND = """
-from launch import interrupts
-interrupts.install()
-{imports}
-print("here", flush=True)
-try:
-    with interrupts.interruptible():
-        {what}
-except BaseException:
-    if not interrupts.was_interrupted():
-        raise
-    interrupts.kill_children_and_exit()
-"""
-STARTS = (
-    "from launch.backends.processes import run_processes; from tests.launch.backends.test_processes import sleep",
-    "run_processes(sleep, 2)",
-)
-WAITS = "import threading", "threading.Event().wait()"
-SWALLOWS = "import time", "exec('while True:\\n try: time.sleep(99)\\n except BaseException: pass')"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "how"),
-    [(STARTS, "twice"), (STARTS, "group"), (SWALLOWS, "once"), (WAITS, "group")],
-    ids=["starts", "starts-group", "swallows", "waits"],
-)  # fmt: skip
-def test_an_interrupt_ends_a_command_with_one_sentence_and_its_processes(code, how):
-    """While workers start, the forkserver imports for seconds, and handles no signal."""
-    imports, what = code
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND.format(imports=imports, what=what)], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    assert process.stdout.readline() == "here\n"
-    time.sleep(0.3)
-    until = time.monotonic() + 60
-    while not (below := psutil.Process(process.pid).children(recursive=True)) and code is STARTS:
-        assert time.monotonic() < until, "no process was started"
-        time.sleep(0.01)
-    assert bool(below) == (code is STARTS)
-    for _ in range(1 + (how == "twice")):
-        (os.killpg if how == "group" else os.kill)(process.pid, signal.SIGTERM if how == "once" else signal.SIGINT)
-        time.sleep(0.05)
-    printed, said = process.communicate(timeout=30)
-    assert said == "interrupted; run the same command again to restart\n"
-    assert (process.returncode, printed) == (130, "")
-    _, alive = psutil.wait_procs(below, 5)
-    assert not alive
 
 
 ASKS_CUDA = """

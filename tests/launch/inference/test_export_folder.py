@@ -43,7 +43,20 @@ def test_a_second_export_keeps_what_is_the_users(folder):
     assert [path.name for path in folder.parent.iterdir()] == ["export"]
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
+def test_an_export_that_fails_while_it_is_written_keeps_the_previous_one(folder):
+    before = tree(folder)
+
+    def fails():
+        with _complete(folder) as draft:
+            write(draft, config_json="new")
+            raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        fails()
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_files_have_the_mode_of_new_files(tmp_path, mask):
     before = os.umask(mask)
     try:
@@ -55,7 +68,7 @@ def test_files_have_the_mode_of_new_files(tmp_path, mask):
     assert (tmp_path / "export/model.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-@pytest.mark.parametrize("renames", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("renames", range(6))
 def test_an_export_that_is_killed_loses_nothing(folder, monkeypatch, renames):
     before, done = tree(folder), []
     rename = type(folder).rename

@@ -71,10 +71,6 @@ def wider():
     table = nn.Parameter(torch.randn(12, 8))
     return TrainSpec(layers=[Embed(table), Norm(), nn.Linear(8, 8, bias=False), Mix(), Scores(table)],
                      loss=nn.CrossEntropyLoss(), train=data(64, 12))
-
-def shallow():
-    table = nn.Parameter(torch.randn(12, 8))
-    return TrainSpec(layers=[Embed(table), Mix(), Scores(table)], loss=nn.CrossEntropyLoss(), train=data(64, 12))
 """
 
 
@@ -158,15 +154,10 @@ def test_a_last_layer_of_another_shape_starts_anew(trained):
     assert f"layer 4, the last one, starts anew, because it is not that of {run}: out.bias is extra" in messages
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "message"),
-    [
-        ("shallow", "{run}", "has a different model: it has 5 layers there and 3 here; make them equal"),
-        ("wider", "{run}", "layer 2 of .* does not match this model: bias is extra; change the model"),
-        ("tied", "tide", "no run 'tide'"),
-    ],
-)
-def test_a_run_that_cannot_start_from_another_is_refused(trained, name, source, message):
+def test_a_run_of_another_model_that_cannot_start_from_another_is_refused(trained):
     folder, run = trained
-    with pytest.raises((CheckpointError, SettingError), match=message):
-        train(folder, name, f"train.init_from={source.format(run=run)}")
+    message = "layer 2 of .* does not match this model: bias is extra; change the model"
+    with pytest.raises(CheckpointError, match=message):
+        train(folder, "wider", f"train.init_from={run}")
+    with pytest.raises(SettingError, match="no run 'tide'"):
+        train(folder, "tied", "train.init_from=tide")

@@ -23,14 +23,11 @@ def test_drafts_come_before_the_runs_records_and_those_of_fewer_devices_before_b
     )
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": ["x"]}', json.dumps({"cells": [1]})])
-def test_a_damaged_plan_is_one_sentence(tmp_path, text):
+@pytest.mark.parametrize("text", [None, "", "[]", '{"cells": ["x"]}', json.dumps({"cells": [1]})])
+def test_a_missing_or_damaged_plan_is_one_sentence(tmp_path, text):
     path = tmp_path / "plan.json"
-    path.write_text(text)
-    with pytest.raises(RunFileError, match=r"plan\.json is damaged: .*; resume the run to plan it anew"):
+    if text is not None:
+        path.write_text(text)
+    reason = "missing" if text is None else "damaged: .*"
+    with pytest.raises(RunFileError, match=rf"plan\.json is {reason}; resume the run to plan it anew"):
         RunPlan.read(path)
-
-
-def test_a_run_without_a_plan_is_one_sentence(tmp_path):
-    with pytest.raises(RunFileError, match=r"plan\.json is missing; resume the run to plan it anew"):
-        RunPlan.read(tmp_path / "plan.json")

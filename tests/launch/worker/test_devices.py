@@ -36,37 +36,19 @@ def test_a_driver_that_is_too_old_is_refused_with_both_versions(without_gpu, fin
     without_gpu(OLD_DRIVER)
     with pytest.raises(PlacementError) as caught:
         find()
-    assert str(caught.value).startswith(
-        f"the NVIDIA driver is too old: it supports CUDA 12.2, and torch {torch.__version__} is built for CUDA 13.0; "
-        "install a newer driver (580 for CUDA 13.0), or a torch built for an older CUDA"
-    )
+    for part in ("supports CUDA 12.2", f"torch {torch.__version__} is built for CUDA 13.0", "newer driver (580"):
+        assert part in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices()? "
-        "Error 802: system not yet initialized",
-        "CUDA unknown error - this may be due to an incorrectly set up environment",
-    ],
-)
-def test_gpus_that_do_not_start_are_refused_with_torchs_reason(without_gpu, text):
+def test_gpus_that_do_not_start_are_refused_with_torchs_reason(without_gpu):
+    text = "CUDA unknown error - this may be due to an incorrectly set up environment"
     without_gpu(text)
-    with pytest.raises(PlacementError) as caught:
+    with pytest.raises(PlacementError, match=rf"GPUs \({text}\); gpipe doctor .*VISIBLE_DEVICES= trains on the CPU"):
         this_machine()
-    assert str(caught.value) == (
-        f"torch cannot use this machine's GPUs ({text}); gpipe doctor tells more; CUDA_VISIBLE_DEVICES= trains on the "
-        "CPU"
-    )
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver from "
-        "http://www.nvidia.com/Download/index.aspx",
-        "No CUDA GPUs are available",
-    ],
+    "text", ["Found no NVIDIA driver on your system. Please check it", "No CUDA GPUs are available"]
 )
 def test_a_machine_without_gpu_trains_on_its_cores(without_gpu, text):
     without_gpu(text)

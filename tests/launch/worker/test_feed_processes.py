@@ -18,7 +18,6 @@ from launch.backends.processes import run_processes, run_worker
 from launch.runs.store import RunFolder
 from launch.worker import feed_processes
 from launch.worker.feed_processes import FeedProcesses, FlatBatch, feed_process_count
-from launch.worker.prefetch import Prefetcher
 from suite.data.text.prepare import folder_of, prepare
 from suite.errors import DataError, ProgramError, SettingError
 from suite.pipeline.model.microbatch import ReplicaBatch
@@ -90,14 +89,14 @@ class Rows:
 
 def own():
     return TrainSpec(layers=nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1), nn.Linear(4, 2)), loss=nn.MSELoss(),
-                     train=Rows(), valid=Rows(), batch_size=6, stages=2, micro_batches=3, steps=6, prefetch={prefetch},
+                     train=Rows(), valid=Rows(), batch_size=6, stages=2, micro_batches=3, steps=6, prefetch=True,
                      settings="train.validate_every=1 train.threads=1 tracking.wandb=disabled "
                               "pipeline.remat=never pipeline.schedule=fill_drain train.max_restarts=0")
 """
 
 
-def own(folder, prefetch=True):
-    (folder / "own.py").write_text(OWN.format(trouble=str(folder / "trouble"), prefetch=prefetch))
+def own(folder):
+    (folder / "own.py").write_text(OWN.format(trouble=str(folder / "trouble")))
     return find(f"{folder / 'own.py'}:own")
 
 
@@ -120,27 +119,6 @@ def test_a_sentence_of_the_data_reaches_the_user_as_it_is(cache, tmp_path):
     made = FeedProcesses(own(tmp_path), tmp_path, RankCoord(0, 2, 1), range(3), 1)
     with pytest.raises(DataError, match=r"^the mini-batch of rows .* cannot be read: OSError: the disk is gone$"):
         [made(step) for step in range(3)]
-
-
-@pytest.mark.slow
-def test_another_exception_names_itself(cache):
-    experiment, _ = experiment_with("pipeline.stages=1", cache)
-    made = FeedProcesses(experiment, Path("/nowhere"), RankCoord(0, 1, 1), range(3), 1)
-    with pytest.raises(ChildProcessError, match=r"process that makes mini-batches failed: FileNotFoundError:.*nowhere"):
-        made(0)
-
-
-@pytest.mark.slow
-def test_a_killed_process_ends_the_wait(cache):
-    experiment, data = experiment_with("pipeline.stages=1", cache)
-    made = FeedProcesses(experiment, data, RankCoord(0, 1, 1), range(99), 2)
-    batches = Prefetcher(made, 99)
-    batches(0)
-    for process in made._batches._workers:
-        os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(ChildProcessError, match="process that makes mini-batches died, perhaps because the memory is"):
-        [batches(step) for step in range(1, 99)]
-    batches.close()
 
 
 @pytest.mark.slow
@@ -286,27 +264,11 @@ def test_a_run_with_processes_has_the_same_bits_and_resumes(cache, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [False, True])
-def test_data_of_your_own_trains_the_same(tmp_path, prefetch):
-    experiment = own(tmp_path, prefetch)
-    alone = train(experiment, tmp_path, tmp_path / "thread", 0)
-    beside = train(experiment, tmp_path, tmp_path / "processes", 1)
-    assert metrics(beside) == metrics(alone)
-
-
-@pytest.mark.slow
 def test_a_run_that_stops_early_ends_its_processes(tmp_path):
     experiment = own(tmp_path).with_settings("train.patience=1 optimizer.learning_rate=9 train.steps=1000")
     run = train(experiment, tmp_path, tmp_path / "run", 2)
     assert json.loads(run.record.read_text())["stopped_early"]
     assert len(metrics(run)[0]) < 1000
-
-
-@pytest.mark.slow
-def test_an_error_in_a_process_ends_the_run_with_its_sentence(tmp_path):
-    (tmp_path / "trouble").touch()
-    with pytest.raises(DataError, match="cannot be read: OSError: the disk is gone"):
-        train(own(tmp_path), tmp_path, tmp_path / "run", 1)
 
 
 def kill_feed_process(rank, world, rendezvous, attempt):

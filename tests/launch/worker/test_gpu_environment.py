@@ -11,8 +11,10 @@ import torch
 from launch.worker.distributed import init_process_group, shared_gpu
 from launch.worker.gpu_environment import QUEUES, check_module_loading, check_queues, gpu_environment
 from suite.errors import SettingError
+from suite.pipeline.model import topology
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.ties import TiedCopy, stages_with_copies
+from suite.pipeline.model.topology import backend_of, transport_of
 from suite.pipeline.runtime.skip import communicating_pairs
 
 NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
@@ -34,15 +36,10 @@ def test_kernels_are_loaded_at_the_start_and_streams_have_queues_unless_the_user
 @pytest.mark.parametrize(
     ("queues", "links", "fault"),
     [
-        ("1", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 1, and a stage of this run has 8 CUDA streams.*set it to 8 to 32"),
-        ("7", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 7"),
+        ("7", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 7, and a stage of this run has 8 CUDA streams.*set it to 8 to 32"),
         ("33", 2, "CUDA_DEVICE_MAX_CONNECTIONS is 33"),
         ("many", 2, "CUDA_DEVICE_MAX_CONNECTIONS is many"),
-        (
-            None,
-            15,
-            "34 CUDA streams, two for each of its 15 links.*fewer cells per stage .* or fewer skips",
-        ),
+        (None, 15, "34 CUDA streams, two for each of its 15 links.*fewer cells per stage .* or fewer skips"),
     ],
 )
 def test_too_few_queues_are_refused(monkeypatch, queues, links, fault):
@@ -85,7 +82,6 @@ def test_four_cells_a_stage_have_enough_queues():
 
 def test_groups_for_messages_have_few_thread_blocks_on_nccl(monkeypatch):
     """A CPU build of torch has no NCCL: its options are stood in for; `new_group` is called as in a run."""
-    from suite.pipeline.model import topology
 
     class Options:
         def __init__(self, is_high_priority_stream=False):
@@ -104,13 +100,8 @@ def test_groups_for_messages_have_few_thread_blocks_on_nccl(monkeypatch):
 
 
 def test_what_carries_messages_depends_on_the_device():
-    from suite.pipeline.model.topology import backend_of, transport_of
-
-    assert (transport_of(torch.device("cpu")), backend_of(torch.device("cpu"))) == ("gloo", "gloo")
-    assert (transport_of(torch.device("cuda", 3)), backend_of(torch.device("cuda", 3))) == (
-        "nccl",
-        "cpu:gloo,cuda:nccl",
-    )
+    found = [(transport_of(one), backend_of(one)) for one in (torch.device("cpu"), torch.device("cuda", 3))]
+    assert found == [("gloo", "gloo"), ("nccl", "cpu:gloo,cuda:nccl")]
 
 
 def test_torch_reads_the_allocators_setting_from_this_variable():

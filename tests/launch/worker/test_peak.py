@@ -15,10 +15,7 @@ CPU = torch.device("cpu")
     [
         ("NVIDIA H100 80GB HBM3", "bf16", "989 TFLOP/s declared"),
         ("NVIDIA H100 80GB HBM3", "fp32", "67 TFLOP/s declared"),
-        ("NVIDIA A100-SXM4-80GB", "bf16", "312 TFLOP/s declared"),
         ("NVIDIA H100 PCIe", "bf16", "None"),
-        ("NVIDIA H100 NVL", "bf16", "None"),
-        ("NVIDIA GH200 480GB", "bf16", "None"),
         ("NVIDIA GeForce RTX 4090", "fp32", "None"),
     ],
 )

@@ -24,14 +24,6 @@ def test_each_step_gets_its_batch_and_the_next_is_made_in_the_thread():
     assert warmed == [f"batch {step}" for step in range(4)]
 
 
-def test_the_next_is_made_before_it_is_asked_for():
-    ready = threading.Event()
-    batches = Prefetcher(lambda step: ready.set() if step == 6 else "first", steps=9)
-    assert batches(5) == "first"
-    assert ready.wait(10)
-    batches.close()
-
-
 def test_the_next_is_made_from_the_call_on():
     made = []
     batches = Prefetcher(lambda step: made.append(step) or "batch", steps=3, start_at_once=False)
@@ -49,15 +41,6 @@ def test_a_step_out_of_order_is_made_on_request():
     batches = Prefetcher(str, steps=99)
     assert [batches(7), batches(3), batches(4)] == ["7", "3", "4"]
     batches.close()
-
-
-def test_middle_stages_make_no_batches():
-    asked = []
-    batches = Prefetcher(lambda step: asked.append(step), steps=9)
-    assert batches(0) is None
-    assert batches(1) is None
-    batches.close()
-    assert asked == [0, 1]
 
 
 def test_an_error_is_raised_when_the_batch_is_requested():

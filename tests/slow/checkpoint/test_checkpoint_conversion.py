@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from launch.backends.processes import run_processes
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
+from tests.suite.training import work
 from tests.suite.training.checkpoint.fuzz import files_of
-from tests.suite.training.work import merge, run
 
 STEPS = 20
 RECIPES = {
@@ -23,14 +22,12 @@ RECIPES = {
 }
 
 
-def train(stages, replicas=1, schedule="fill_drain", until=STEPS, folder=None, again=None, optimizer="adamw"):
+def train(stages, replicas=1, schedule="fill_drain", until=STEPS, again=None, **options):
     """Returns (losses, weights); from step 20 on where there is something to be resumed."""
-    return merge(
-        run_processes(
-            run, stages * replicas, stages, replicas, until, folder, again is not None, optimizer, (), 4,
-            None, False, RECIPES[schedule], again,
-        )
-    )  # fmt: skip
+    resume = again is not None
+    return work.train_in_processes(
+        stages, replicas, until, schedule_config=RECIPES[schedule], resume=resume, again=again, **options
+    )
 
 
 @pytest.fixture(scope="module")

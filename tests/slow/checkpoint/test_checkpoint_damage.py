@@ -3,17 +3,20 @@ plain way."""
 
 import random
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from launch.backends.processes import run_processes
+from suite.errors import CheckpointError
 from suite.training.checkpoint import audit, newest_valid
 from suite.training.checkpoint.storage import Storage
 from tests.suite.pipeline.build import join
-from tests.suite.training.checkpoint.fuzz import LAYERS, flip_bytes, fuzz
+from tests.suite.training.checkpoint.fuzz import LAYERS, Reader, files_of, fuzz, same
 from tests.suite.training.checkpoint.saves import without_save_id
-from tests.suite.training.work import run, three_checkpoints
+from tests.suite.training.work import run
 
 FILES = [*(f"layer-{layer:04d}.safetensors" for layer in range(LAYERS)), "manifest.json"]
 
@@ -23,6 +26,55 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     run_processes(run, 1, 1, 1, 40, str(folder))
     return folder
+
+
+def flip_bytes(rank, world, rendezvous, folder, work, times, seed):
+    """Flips one to five random bytes in a run's checkpoints, ``times`` times, and as often deletes one or two manifests
+    as well; returns how often a resume took which step, and how often it refused.
+
+    What must happen is known without the code under test: the newest checkpoint none of whose files changed is taken,
+    to the bit; where all changed, the resume is refused and all are named.
+    """
+    join(rank, world, rendezvous)
+    reader, chance, ends = Reader(), random.Random(seed), Counter()
+    states = {int(path.name): files_of(path) for path in folder.glob("0*")}
+    target = shutil.copytree(folder, work / "flipped")
+    files = sorted(path for path in target.glob("0*/*") if path.name != "good")
+    for at in range(2 * times):
+        before = {path: path.read_bytes() for path in files}
+        for path in chance.choices(files, k=chance.randint(1, 5)):
+            data = bytearray(path.read_bytes())
+            data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
+            path.write_bytes(bytes(data))
+        if at % 2:
+            for path in chance.sample(sorted(target.glob("0*/manifest.json")), chance.randint(1, 2)):
+                path.unlink()
+        harmed = {int(path.parent.name) for path in files if not path.exists() or path.read_bytes() != before[path]}
+        whole = max(states.keys() - harmed, default=None)
+        if whole is None:
+            with pytest.raises(CheckpointError) as refused:
+                reader.read(target)
+            assert all(f"{step:08d}" in str(refused.value) for step in states), refused.value
+        else:
+            step, held = reader.read(target)
+            assert step == whole, (at, step, whole)
+            assert same(held, states[step]), (at, step)
+        ends["flipped and deleted" if at % 2 else "flipped", f"step {whole}" if whole else "refused"] += 1
+        for path, data in before.items():
+            path.write_bytes(data)
+    assert same(reader.read(target)[1], states[max(states)])
+    dist.destroy_process_group()
+    return dict(ends)
+
+
+def three_checkpoints(work):
+    """Returns a folder of the checkpoints of steps 20, 40 and 60 of one run. Retention keeps two; of a run whose steps
+    after 20 are all skipped it keeps three."""
+    folder = work / "three"
+    run_processes(run, 1, 1, 1, 40, str(folder))
+    first = shutil.copytree(folder / "00000020", work / "first")
+    run_processes(run, 1, 1, 1, 60, str(folder), True)
+    return shutil.copytree(first, folder / "00000020").parent
 
 
 def test_ten_thousand_harmed_files(written, tmp_path):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -91,9 +92,7 @@ def test_a_whole_run_goes_on_over_a_full_disk_with_all_its_lines(disk, tmp_path,
 
 
 def trained(stages, until, folder, at=nothing):
-    return run_processes(
-        run, stages, stages, 1, until, folder, False, "adamw", (), 4, None, False, "except_last", None, at
-    )  # fmt: skip
+    return run_processes(partial(run, folder=folder, at=at), stages, stages, 1, until)
 
 
 def test_training_goes_on_over_a_full_disk_and_saves_again(small_disk, tmp_path):

@@ -4,27 +4,37 @@ thousand right pipelines."""
 import random
 import re
 
-import torch
-
 from launch.backends.processes import run_processes
 from launch.diff.compare import compare
-from suite.pipeline.runtime import executor, p2p, stage
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
-from suite.training import stage_optimizer
 from suite.training.fingerprints import RunFingerprints
-from tests.suite.pipeline.build import join
-from tests.suite.pipeline.freezing import FREEZES
-from tests.suite.training.test_fingerprints import (
-    IN_ORDER,
-    STEPS,
+from tests.faults.engine import (
+    MESSAGE_FAULTS,
     Patches,
     copies_not_summed,
+    dropped,
+    gradient_twice,
     gradients_kept,
+    ids_off_by_one,
+    input_gradient_off,
     late_learning_rate,
+    loss_gradient_off,
+    mask_ignored,
+    message_off,
     not_clipped,
+    other_initial,
+    other_seed,
+    output_off,
+    parameter_skipped,
+    replica_lost,
+    summed_in_bf16,
     summed_twice,
+    targets_shifted,
 )
+from tests.suite.pipeline.build import join
+from tests.suite.pipeline.freezing import FREEZES
+from tests.suite.training.test_fingerprints import IN_ORDER, STEPS
 from tests.suite.training.work import trained
 
 LAYERS, MICRO_BATCHES = 6, 4
@@ -33,180 +43,6 @@ PARAMETERS += [(layer, f"mix.{name}") for layer in (1, 2, 3, 4) for name in ("we
 PIPELINES = 1000
 AT_ONCE = 25
 """Pipelines of one process: each leaves process groups with their threads behind."""
-
-# ---------------------------------------------------------------------------------------------------------------------
-# kinds of faults; each returns what plants one
-
-
-def in_layer(layer, change):
-    """``change(own, module)`` is called for a layer of a worker's stage ``own`` once it is built."""
-
-    def plant(patches):
-        def init(original, own, *args, **kwargs):
-            original(own, *args, **kwargs)
-            if layer in own.by_index:
-                change(own, own.by_index[layer])
-
-        patches.wrap(stage.Stage, "__init__", init)
-
-    return plant
-
-
-def output_off(layer, i):
-    def change(own, module):
-        def hook(_, inputs, outputs):
-            first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-            first = first * 1.001 if own.micro_batch == i else first
-            return (first, *others) if others else first
-
-        module.register_forward_hook(hook)
-
-    return in_layer(layer, change)
-
-
-def mask_ignored(layer):
-    def change(_, module):
-        module.register_forward_pre_hook(lambda _, inputs: (*inputs[:2], torch.ones_like(inputs[2]), inputs[3]))
-
-    return in_layer(layer, change)
-
-
-def ids_off_by_one(i):
-    def change(own, module):
-        module.register_forward_pre_hook(lambda _, inputs: (inputs[0].roll(int(own.micro_batch == i), 1),))
-
-    return in_layer(0, change)
-
-
-def input_gradient_off(layer, i):
-    def change(own, module):
-        def hook(_, inputs):
-            first, *others = inputs
-            if first.requires_grad and own.micro_batch == i:
-                first = first.view_as(first)
-                first.register_hook(lambda gradient: gradient * 1.001)
-            return first, *others
-
-        module.register_forward_pre_hook(hook)
-
-    return in_layer(layer, change)
-
-
-def other_seed(layer, i, step=0):
-    def seed(original, run, at, micro_batch, index):
-        return original(run, at, micro_batch + (index == layer and micro_batch == i and at >= step) * 9, index)
-
-    return lambda patches: patches.wrap(stage, "layer_seed", seed)
-
-
-def other_initial(layer):
-    return lambda patches: patches.wrap(stage, "initial_seed", lambda f, seed, index: f(seed + (index == layer), index))
-
-
-def around_backward(layer, behind):
-    """``behind(own, i, gradients before)`` is called behind each backward on the stage of a layer."""
-
-    def backward(original, own, micro_batch, gradients):
-        before = {key: None if p.grad is None else p.grad.clone() for key, p in own.named_parameters().items()}
-        found = original(own, micro_batch, gradients)
-        if layer in own.by_index:
-            behind(own, micro_batch.index, before)
-        return found
-
-    return lambda patches: patches.wrap(stage.Stage, "backward", backward)
-
-
-def dropped(layer, i):
-    def behind(own, index, before):
-        for key, parameter in own.named_parameters().items():
-            parameter.grad = before[key] if index == i else parameter.grad
-
-    return around_backward(layer, behind)
-
-
-def gradient_twice(layer, i):
-    def behind(own, index, _):
-        weight = next(own.by_index[layer].parameters())
-        if index == i:
-            weight.grad = weight.grad * 2
-
-    return around_backward(layer, behind)
-
-
-def summed_in_bf16(layer):
-    def behind(own, *_):
-        weight = next(own.by_index[layer].parameters())
-        weight.grad = weight.grad.bfloat16().float()
-
-    return around_backward(layer, behind)
-
-
-def loss_gradient_off(i):
-    def backward(original, own, micro_batch, gradients):
-        is_it = own.loss is not None and micro_batch.index == i
-        return original(own, micro_batch, (gradients[0] * 2,) if is_it else gradients)
-
-    return lambda patches: patches.wrap(stage.Stage, "backward", backward)
-
-
-def targets_shifted(i):
-    def targets(original, own, state, action):
-        return tuple(target.roll(int(action.micro_batch == i)) for target in original(own, state, action))
-
-    return lambda patches: patches.wrap(executor.Executor, "_targets", targets)
-
-
-def message_off(what, i, change):
-    """Changes the floating-point tensors of message ``i`` of activations or gradients by ``change(new, last)``."""
-    last = {}
-
-    def recv(original, own, at):
-        found = original(own, at)
-        before, last[id(own)] = last.get(id(own), found), found
-        if what not in own._what or at != i:
-            return found
-        changed = zip(found, before, strict=True)
-        return tuple(change(t, b) if t.is_floating_point() else t for t, b in changed)
-
-    return lambda patches: patches.wrap(p2p.RecvQueue, "recv", recv)
-
-
-MESSAGE_FAULTS = {
-    "stale": lambda tensor, before: before,
-    "rounded": lambda tensor, before: tensor.bfloat16().to(tensor.dtype),
-    "swapped": lambda tensor, before: tensor.flip(0),
-    "half": lambda tensor, before: torch.cat([tensor[:1], torch.zeros_like(tensor[1:])]),
-}
-
-
-def parameter_skipped(layer, name):
-    def update(original, own, *args):
-        parameter = own._trainable.get((layer, name))
-        kept = None if parameter is None else parameter.detach().clone()
-        found = original(own, *args)
-        if kept is not None:
-            parameter.data.copy_(kept)
-        return found
-
-    return lambda patches: patches.wrap(stage_optimizer.StageOptimizer, "update", update)
-
-
-def replica_lost(layer, i):
-    """Replica 1 hands over its gradients before those of a micro-batch are in them."""
-
-    def reduce(patches):
-        def backward(original, own, micro_batch, gradients):
-            before = {key: None if p.grad is None else p.grad.clone() for key, p in own.named_parameters().items()}
-            found = original(own, micro_batch, gradients)
-            if own.micro_batch == i:
-                for (index, _), parameter in own.named_parameters().items():
-                    if index == layer:
-                        parameter.grad = before[index, _]
-            return found
-
-        patches.wrap(stage.Stage, "backward", backward)
-
-    return reduce
 
 
 def all_faults():

@@ -13,7 +13,8 @@ from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.text import TextData
 from suite.settings import TextSettings
 
-SETTINGS = TextSettings(corpus=DJANGO, vocabulary=1200, max_length=48)
+SETTINGS = TextSettings(corpus=DJANGO, vocabulary=1200, max_length=32)
+"""Those of the runs of other tests, so that the text is prepared once for all."""
 
 
 @pytest.fixture(scope="session")

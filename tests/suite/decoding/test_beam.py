@@ -110,16 +110,6 @@ def test_a_narrow_beam_in_company_is_the_one_written_by_hand(seeds, words, size,
         assert beam.results[place] == result
 
 
-@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=4), st.integers(2, 6), st.integers(1, 8))
-def test_a_beam_of_one_is_greedy(seeds, words, limit):
-    beam = decoded(seeds, words, [limit] * len(seeds), 1)
-    for seed, result in zip(seeds, beam.results, strict=True):
-        scorer, text = Scorer([], words), ()
-        while len(text) < limit and END not in text:
-            text = (*text, int(scorer.of(seed, text).argmax()))
-        assert result == [word for word in text if word != END]
-
-
 def test_a_done_sentence_leaves_the_batch():
     beam = Beam([5, 5], 1, END)
     ends, goes_on = torch.tensor([0.0, 9.0, 0.0]), torch.tensor([0.0, 0.0, 9.0])

@@ -80,7 +80,7 @@ def alone():
 
 
 # the entry is layer 3: in the middle of a stage, at the head of the first, second or last, and on a stage of its own
-@pytest.mark.parametrize("cells", [(5, 2), (3, 4), (1, 6), (2, 3, 2), (3, 1, 3), (2, 2, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("cells", [(5, 2), (3, 4), (1, 6), (3, 1, 3)], ids=str)
 def test_tokens_are_the_same_at_every_k(cells, alone):
     assert run_processes(write, len(cells), cells, 5)[-1] == alone
 

@@ -11,6 +11,7 @@ from suite.data.text.splitting import TEST, TRAIN
 from suite.data.text.text import TextData
 from suite.evaluation.overlap import Overlap, closest_overlaps, pair_overlaps
 from suite.settings import TextSettings
+from tests.suite.data.text.pair_files import write_pairs
 
 TEXTS = st.lists(st.lists(st.sampled_from("abcdefgAB"), max_size=7).map(" ".join), max_size=8)
 
@@ -44,8 +45,8 @@ def folder(tmp_path_factory):
     """Prepared own text with its own splits, so that every kind of overlap is there."""
     root = tmp_path_factory.mktemp("own")
     training = {
-        "de": [(f"word{n} alpha{n} beta{n}", f"wort{n} alfa{n}") for n in range(300)],
-        "nl": [(f"only{n} dutch{n}", f"woord{n} bet{n}") for n in range(300)],
+        "de": [(f"word{n} alpha{n} beta{n}", f"wort{n} alfa{n}") for n in range(100)],
+        "nl": [(f"only{n} dutch{n}", f"woord{n} bet{n}") for n in range(100)],
     }
     test = [  # the reader drops training pairs with the same English, so only translations can be equal
         ("new1 new2 new3", "wort9 alfa9"),
@@ -57,8 +58,7 @@ def folder(tmp_path_factory):
     parts = {"train": training, "valid": {"de": test[-1:], "nl": test[-1:]}, "test": {"de": test, "nl": test[-1:]}}
     for split, languages in parts.items():
         for code, pairs in languages.items():
-            (root / f"{split}.en-{code}.en").write_text("".join(f"{pair[0]}\n" for pair in pairs))
-            (root / f"{split}.en-{code}.{code}").write_text("".join(f"{pair[1]}\n" for pair in pairs))
+            write_pairs(root, split, pairs, code=code)
     settings = TextSettings(corpus=str(root), vocabulary=400, max_length=64, clean=False)
     cache = tmp_path_factory.mktemp("cache")
     prepare(settings, cache, lambda _: None)

@@ -19,6 +19,9 @@ def test_even_and_certain_tokens():
     assert unigram_entropy([torch.tensor([[1, 1, 1, 2, 0, 0]])]) == pytest.approx(
         -0.75 * math.log(0.75) + 0.25 * math.log(4)
     )
+    assert unigram_entropy([torch.tensor([7, 7, 9, 9])], padding=7) == 0
+    with pytest.raises(DataError, match="without tokens"):
+        unigram_entropy([torch.zeros(4, dtype=torch.int64)])
 
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=9), min_size=1, max_size=4), st.integers(0, 99))
@@ -27,9 +30,3 @@ def test_no_predictor_without_context_is_better(rows: list[list[int]], seed: int
     predictor = torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).log_softmax(0)
     assert unigram_entropy(labels) <= -predictor[torch.cat(labels)].mean() + 1e-12
     assert unigram_entropy(labels) == pytest.approx(unigram_entropy([torch.cat(labels)]))
-
-
-def test_padding_is_not_counted():
-    assert unigram_entropy([torch.tensor([7, 7, 9, 9])], padding=7) == 0
-    with pytest.raises(DataError, match="without tokens"):
-        unigram_entropy([torch.zeros(4, dtype=torch.int64)])

@@ -61,13 +61,13 @@ def assert_same_bits(one, other):
         assert all(torch.equal(state[name], other_state[name]) for name in state)
 
 
-def beside_torchs(groups, steps=20, **settings):
+def beside_torchs(groups, steps=8):
     """Trains two copies of the same groups, by torch and by ours; returns the results of both."""
     found = []
     for make in (torch.optim.Adafactor, Adafactor):
         own = copy.deepcopy(groups)
         parameters = [parameter for group in own for parameter in group["params"]]
-        optimizer = make(own, **settings)
+        optimizer = make(own)
         shapes = [parameter.shape for parameter in parameters]
         walk(optimizer, parameters, [draw(shapes, 100 + step, torch.float64) for step in range(steps)])
         found.append(results(parameters, optimizer))
@@ -85,15 +85,15 @@ def assert_close(expected, found):
             torch.testing.assert_close(own_state[name], tensor, rtol=1e-12, atol=0)  # the shape too
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"lr": 0.5}, {"weight_decay": 0.1}, {"lr": 0.0}],
-    ids=str,
-)
-def test_values_and_states_are_those_of_torch(settings):
+def test_values_and_states_are_those_of_torch_with_a_rate_and_a_decay_of_each_group():
     """Three of each shape, so that batches have one, two and all three of them."""
-    values = [value for shape in SHAPES for value in draw([shape] * 3, len(shape), torch.float64)]
-    assert_close(*beside_torchs([{"params": parameters_of(values)}], **settings))
+
+    def group(**settings):
+        values = [value for shape in SHAPES for value in draw([shape] * 3, len(shape), torch.float64)]
+        return {"params": parameters_of(values), **settings}
+
+    groups = [group(), group(lr=0.5, weight_decay=0.1), group(lr=0.0, weight_decay=0.3)]
+    assert_close(*beside_torchs(groups))
 
 
 def test_gradients_of_zeros_keep_parameters():
@@ -103,16 +103,8 @@ def test_gradients_of_zeros_keep_parameters():
         assert torch.equal(value, before)
 
 
-def test_groups_have_a_rate_and_a_decay_of_their_own():
-    groups = [
-        {"params": parameters_of(draw([(6, 5)] * 2 + [(7,)], at, torch.float64)), "lr": lr, "weight_decay": decay}
-        for at, (lr, decay) in enumerate([(0.02, 0.0), (0.005, 0.3), (0.0, 0.3)])
-    ]
-    assert_close(*beside_torchs(groups))
-
-
-@pytest.mark.parametrize(("threads", "is_host"), [(1, True), (2, True), (1, False)])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("threads", "is_host"), [(2, True), (1, False)])
+@pytest.mark.parametrize("shape", [(64, 192), (2000, 64), (40000, 1), (64,), (3, 5, 7), ()], ids=str)
 def test_a_parameter_has_the_same_bits_alone_and_in_any_batch(shape, threads, is_host, monkeypatch):
     """On a device, with some shapes that are always alone."""
     torch.set_num_threads(threads)
@@ -188,11 +180,11 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize(
     ("make", "waits"),
-    [(Adafactor, 0), (torch.optim.Adafactor, 3), (lambda p: torch.optim.Adafactor(p, foreach=True), 5)],
-    ids=["ours", "torch's", "torch's foreach"],
+    [(Adafactor, 0), (torch.optim.Adafactor, 3)],
+    ids=["ours", "torch's"],
 )
 def test_a_step_reads_no_value(make, waits):
-    """torch's reads two norms and the step count of each parameter, the latter once or three times."""
+    """torch's reads two norms and the step count of each parameter."""
     parameters = parameters_of(draw(SHAPES * 2, 9))
     optimizer = make(parameters)
     for step in range(2):
@@ -213,15 +205,3 @@ def test_a_large_gradient_is_not_copied_and_small_ones_are_within_the_bytes_plan
         with OperatorRecorder() as walked:
             optimizer.step()
         assert most / 2 < walked.peak <= most + 8 * sum(shape) * 5 + 4096
-
-
-def test_a_state_dict_resumes():
-    values, gradients = draw(SHAPES, 14), [draw(SHAPES, 15 + step) for step in range(4)]
-    whole = trained(values, gradients)
-    parameters = parameters_of(values)
-    first = Adafactor(parameters, lr=0.02)
-    walk(first, parameters, gradients[:2])
-    second = Adafactor(parameters, lr=0.5)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    walk(second, parameters, gradients[2:])
-    assert_same_bits(results(parameters, second), whole)

@@ -47,45 +47,33 @@ def make_state(kind, coord, layer, device):
     return kind(layer, parameters, OptimizerSettings(), coord, make_groups(coord, 60.0, ()), device, factors)
 
 
-@pytest.mark.parametrize("index", [0, 3])
-def test_deepspeed_takes_the_gpu_of_the_worker(index):
+def test_deepspeed_takes_the_gpu_of_the_worker():
     """Also under Ray: StageActors share CUDA_VISIBLE_DEVICES, so the index is the GPU's among all of the node."""
-    ((current, moved_to),) = run_processes(devices_chosen, 1, index)
-    assert set(current) == {index}
-    assert set(moved_to) == {f"cuda:{index}"}
+    ((current, moved_to),) = run_processes(devices_chosen, 1, 3)
+    assert set(current) == {3}
+    assert set(moved_to) == {"cuda:3"}
 
 
-def without_compiler(rank, world, rendezvous):
+def on_the_cpu(rank, world, rendezvous):
+    """Returns where DeepSpeed moves a stage on the CPU if it was imported for a GPU, and which operators it has asked a
+    compiler about."""
     join(rank, world, rendezvous)
     import deepspeed
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
     def ask(*_):
         raise AssertionError("a compiler runs for a tenth of a second in each worker")
 
-    deepspeed.ops._probe_compatible_ops = ask
-    make_state(ReplicatedState, RankCoord(rank, 1, 1), Layer(), torch.device("cpu"))
-    return deepspeed.ops.__compatible_ops__
-
-
-def test_deepspeed_does_not_ask_a_compiler_which_operators_it_could_build():
-    assert run_processes(without_compiler, 1) == [{}]
-
-
-def device_on_a_machine_with_a_gpu(rank, world, rendezvous):
-    """Returns where DeepSpeed moves a stage on the CPU if it was imported for a GPU."""
-    join(rank, world, rendezvous)
-    from deepspeed.accelerator import set_accelerator
-    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
-
     set_accelerator(CUDA_Accelerator())
+    deepspeed.ops._probe_compatible_ops = ask
     layer = Layer()
     make_state(ReplicatedState, RankCoord(rank, 1, 1), layer, torch.device("cpu"))
-    return layer.moved_to
+    return {*layer.moved_to}, deepspeed.ops.__compatible_ops__
 
 
-def test_a_stage_on_the_cpu_stays_there_on_a_machine_with_a_gpu():
-    ((moved_to),) = run_processes(device_on_a_machine_with_a_gpu, 1)
-    assert set(moved_to) == {"cpu"}
+def test_a_stage_on_the_cpu_stays_there_on_a_machine_with_a_gpu_and_no_compiler_is_asked():
+    assert run_processes(on_the_cpu, 1) == [({"cpu"}, {})]
 
 
 def modules_of_the_end(rank, world, rendezvous, kind):
@@ -105,15 +93,14 @@ def test_the_end_of_an_engine_loads_nothing(kind, replicas):
     assert run_processes(modules_of_the_end, replicas, kind) == [set()] * replicas
 
 
-def weights_after_a_step(rank, world, rendezvous, accepted):
+def weights_after_a_step(rank, world, rendezvous):
     """Writes fives to the weights, and updates them without a gradient; returns them."""
     join(rank, world, rendezvous)
     layer = nn.Linear(2, 2)
     state = make_state(ShardedState, RankCoord(rank, 1, world), layer, torch.device("cpu"))
     with torch.no_grad():
         layer.weight.fill_(5)
-    if accepted:
-        state.accept_values([layer.weight])
+    state.accept_values([layer.weight])
     for parameter in layer.parameters():
         parameter.grad = torch.zeros_like(parameter)
     state.local_gradients()
@@ -123,7 +110,5 @@ def weights_after_a_step(rank, world, rendezvous, accepted):
 
 def test_values_that_are_accepted_are_those_that_the_next_step_updates():
     """DeepSpeed's shards are copies, from which it writes the parameters after each step."""
-    for weights in run_processes(weights_after_a_step, 2, True):
+    for weights in run_processes(weights_after_a_step, 2):
         assert np.allclose(weights, 5, atol=1e-3)
-    for weights in run_processes(weights_after_a_step, 2, False):
-        assert np.abs(weights).max() < 1

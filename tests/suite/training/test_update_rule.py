@@ -10,53 +10,31 @@ from suite.training.adafactor import Adafactor
 from suite.training.update_rule import learning_rate, make_optimizer, state_shapes
 
 
-def rates(steps, **settings):
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {39: 0.2, 159: 0.1}),  # four times the warm-up: half the peak
+        (
+            {"lr_decay": "exponential", "lr_decay_steps": 20, "lr_decay_factor": 0.25},
+            {19: 0.2, 29: 0.1, 49: 0.025},  # half of twenty steps: the root of the factor
+        ),
+        ({"lr_decay": "cosine", "lr_decay_steps": 40}, {19: 0.4 * 0.8535533906, 29: 0.2, 49: 0, 60: 0}),
+        ({"lr_decay": "constant"}, {159: 0.4}),
+        ({"lr_decay": "linear", "lr_decay_steps": 40}, {19: 0.3, 29: 0.2, 39: 0.1, 49: 0, 60: 0}),
+        (
+            {"lr_decay": "wsd", "lr_stable_steps": 30, "lr_decay_steps": 20},
+            {39: 0.4, 44: 0.3, 49: 0.2, 54: 0.1, 59: 0, 60: 0},
+        ),
+    ],
+    ids=str,
+)
+def test_the_rate_rises_as_a_line_and_falls_as_its_name_says(settings, expected):
     chosen = OptimizerSettings(learning_rate=0.4, warmup_steps=10, **settings)
-    return [learning_rate(step, chosen) for step in range(steps)]
-
-
-def test_rises_to_the_peak_and_falls_with_the_root():
-    found = rates(160)
-    assert found[0] == pytest.approx(0.04)
+    found = [learning_rate(step, chosen) for step in range(160)]
+    assert found[:10] == pytest.approx([0.04 * (step + 1) for step in range(10)])
     assert max(found) == found[9] == 0.4
-    assert found[39] == pytest.approx(0.2)  # four times the warm-up: half the peak
-    assert found[159] == pytest.approx(0.1)
-    assert found[:10] == sorted(found[:10])
     assert found[9:] == sorted(found[9:], reverse=True)
-
-
-def test_falls_by_a_factor_every_so_many_steps():
-    found = rates(60, lr_decay="exponential", lr_decay_steps=20, lr_decay_factor=0.25)
-    assert found[9] == 0.4
-    assert found[19] == pytest.approx(0.2)  # half of twenty steps: the root of the factor
-    assert found[29] == pytest.approx(0.1)
-    assert found[49] == pytest.approx(0.025)
-
-
-def test_falls_as_half_a_cosine_and_stays_at_nothing():
-    found = rates(70, lr_decay="cosine", lr_decay_steps=40)
-    assert found[9] == 0.4
-    assert found[29] == pytest.approx(0.2)
-    assert found[19] == pytest.approx(0.4 * 0.8535533906)
-    assert found[49] == pytest.approx(0, abs=1e-12)
-    assert found[60] == pytest.approx(0, abs=1e-12)
-
-
-def test_stays_at_the_peak():
-    assert rates(60, lr_decay="constant")[9:] == [0.4] * 51
-
-
-def test_falls_as_a_line_and_stays_at_nothing():
-    found = rates(70, lr_decay="linear", lr_decay_steps=40)
-    assert found[9:50:10] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0])
-    assert set(found[49:]) == {0}
-
-
-def test_is_stable_then_falls_as_a_line():
-    found = rates(70, lr_decay="wsd", lr_stable_steps=30, lr_decay_steps=20)
-    assert set(found[9:40]) == {0.4}
-    assert found[39:60:5] == pytest.approx([0.4, 0.3, 0.2, 0.1, 0])
-    assert set(found[59:]) == {0}
+    assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize("beta1", [0, 0.9])
@@ -72,7 +50,7 @@ def test_the_state_is_what_the_optimizer_allocates(name, beta1):
     assert state == state_shapes((2, 3), settings)
 
 
-@pytest.mark.parametrize("step", [0, 1000, 19_000, 19_400, 39_999, 99_999])
+@pytest.mark.parametrize("step", [0, 19_400, 99_999])
 def test_the_rate_of_adafactor_is_the_one_that_acts(step):
     """A parameter of ones, whose gradient is as large as ever: what it loses is the rate."""
     settings = OptimizerSettings(name="adafactor", learning_rate=0.015, warmup_steps=40_000)
@@ -86,19 +64,17 @@ def test_the_rate_of_adafactor_is_the_one_that_acts(step):
     assert rate == pytest.approx(min(0.015 * (step + 1) / 40_000, (step + 1) ** -0.5))
 
 
-def test_only_adafactor_is_bounded():
+def test_adafactor_is_bounded():
     capped = OptimizerSettings(name="adafactor", learning_rate=0.4, warmup_steps=10)
     assert [learning_rate(step, capped) for step in (8, 39)] == [pytest.approx(1 / 3), 40**-0.5]
-    assert rates(10)[9] == 0.4
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "wsd"])
+@pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_adafactor_rests_when_its_rate_has_fallen_to_zero(decay):
     """At a rate of exactly 0 parameters keep their bits and the state goes on: nothing is divided by the rate."""
     settings = OptimizerSettings(
-        name="adafactor", learning_rate=0.1, warmup_steps=2, lr_decay=decay, lr_decay_steps=4, weight_decay=0.1,
-        lr_stable_steps=1 if decay == "wsd" else 0,
-    )  # fmt: skip
+        name="adafactor", learning_rate=0.1, warmup_steps=2, lr_decay=decay, lr_decay_steps=4, weight_decay=0.1
+    )
     parameters = [torch.nn.Parameter(torch.ones(size)) for size in ((3, 4), (5,))]
     optimizer = make_optimizer(parameters, settings)
     seen, rates_seen = [], []

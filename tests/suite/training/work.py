@@ -1,10 +1,9 @@
 """A real training run of the toy model in the processes of a test: executor, DeepSpeed, checkpoints."""
 
-import shutil
+from functools import partial
 from unittest.mock import Mock
 
 import torch
-import torch.distributed as dist
 
 from launch.backends.processes import run_processes
 from suite.pipeline.model.layers import as_tuple
@@ -36,20 +35,10 @@ class Losses:
         pass
 
 
-def run(
-    rank, world, rendezvous, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4,
-    poison=None, once=False, schedule_config="except_last", again=None, at=lambda step: None,
-):  # fmt: skip
-    """Returns ([(loss, norm)] of the speaking worker, {(layer, name): final value}) of this worker.
-
-    ``total`` counts micro-batches over all replicas. ``spoil`` are steps in which one label's loss is made infinite;
-    ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
-    What was resumed is saved once more below ``again``, as it was loaded. ``at`` is called before each step.
-    """
+def run(rank, world, rendezvous, *where, **options):
+    """As ``trained``, in a process that has not joined the others yet."""
     join(rank, world, rendezvous)
-    return trained(
-        rank, stages, replicas, until, folder, resume, optimizer, spoil, total, poison, once, schedule_config, again, at
-    )  # fmt: skip
+    return trained(rank, *where, **options)
 
 
 def trained(
@@ -57,9 +46,14 @@ def trained(
     once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(), profile=None,
     factors=lambda *_: (1.0, 1.0), fingerprints=None, dtype=torch.float32,
 ):  # fmt: skip
-    """As ``run``, in a process that has joined already; ``frozen`` is what ``freeze`` takes, ``profile`` a folder and
-    the steps to profile, ``factors`` those of each parameter's update, ``fingerprints`` a folder for those of all
-    steps."""
+    """Returns ([(loss, norm)] of the speaking worker, {(layer, name): final value}) of this worker.
+
+    ``total`` counts micro-batches over all replicas. ``spoil`` are steps in which one label's loss is made infinite;
+    ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
+    What was resumed is saved once more below ``again``, as it was loaded. ``at`` is called before each step. ``frozen``
+    is what ``freeze`` takes, ``profile`` a folder and the steps to profile, ``factors`` those of each parameter's
+    update, ``fingerprints`` a folder for those of all steps.
+    """
     coord = RankCoord(rank, stages, replicas)
     layers = freeze(toy_layers(dtype), frozen)
     executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
@@ -107,16 +101,6 @@ def trained(
     return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
 
 
-def three_checkpoints(work):
-    """Returns a folder of the checkpoints of steps 20, 40 and 60 of one run. Retention keeps two; of a run whose steps
-    after 20 are all skipped it keeps three."""
-    folder = work / "three"
-    run_processes(run, 1, 1, 1, 40, str(folder))
-    first = shutil.copytree(folder / "00000020", work / "first")
-    run_processes(run, 1, 1, 1, 60, str(folder), True)
-    return shutil.copytree(first, folder / "00000020").parent
-
-
 def poisoned(executor, kind, layer, micro_batch):
     """Makes an ``activation`` of a layer NaN, the ``gradient`` that it gives to its input, or that of its ``weights``,
     in one micro-batch of every mini-batch."""
@@ -146,21 +130,6 @@ def poisoned(executor, kind, layer, micro_batch):
         next(module.parameters()).register_hook(spoil)
 
 
-def interrupted(rank, world, rendezvous, stages, replicas, folder, schedule_configs):
-    """Returns, for each recipe, what ``run`` does of 8 steps, and of 4 and 4 more read from the checkpoint of these."""
-    join(rank, world, rendezvous)
-    found = []
-    for schedule_config in schedule_configs:
-        coord = rank, stages, replicas
-        own = f"{folder}/{schedule_config.schedule}-{schedule_config.virtual_stages}"
-        whole = trained(*coord, 8, schedule_config=schedule_config)
-        first, _ = trained(*coord, 4, own, schedule_config=schedule_config)
-        dist.barrier()
-        others, weights = trained(*coord, 8, own, resume=True, schedule_config=schedule_config)
-        found.append((whole, (first + others, weights)))
-    return found
-
-
 class Spoiled(SumLoss):
     """An infinite loss, for so many calls or for ever."""
 
@@ -173,6 +142,11 @@ class Spoiled(SumLoss):
         if self._left is not None:
             self._left -= 1
         return objective * torch.inf if self._left is None or self._left >= 0 else objective, measure
+
+
+def train_in_processes(stages, replicas, until, **options):
+    """Returns (losses, weights) of ``trained`` in processes of their own."""
+    return merge(run_processes(partial(run, **options), stages * replicas, stages, replicas, until))
 
 
 def merge(results):

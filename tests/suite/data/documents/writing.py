@@ -4,26 +4,8 @@ import random
 from pathlib import Path
 
 WORDS = [
-    "the",
-    "a",
-    "stage",
-    "sends",
-    "its",
-    "tensor",
-    "to",
-    "next",
-    "one",
-    "waits",
-    "for",
-    "gradient",
-    "of",
-    "layer",
-    "and",
-    "adds",
-    "small",
-    "number",
-    "without",
-    "copy",
+    *("the", "a", "stage", "sends", "its", "tensor", "to", "next", "one", "waits"),
+    *("for", "gradient", "of", "layer", "and", "adds", "small", "number", "without", "copy"),
 ]
 
 

@@ -61,23 +61,11 @@ def test_colour_images_keep_their_layout_in_memory(tmp_path, changes):
             assert pixels.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_it_is_prepared_anew_when_a_file_is_added(tmp_path):
-    write(tmp_path / "own", "train", 10)
-    settings = ImageSettings(source=str(tmp_path / "own"), size=SIZE)
-    before = folder_of_images(settings, tmp_path)
-    write(tmp_path / "own", "train", 11)
-    assert folder_of_images(settings, tmp_path) != before
-
-
 def test_hidden_and_other_files_are_ignored_and_named(tmp_path):
     own = tmp_path / "own"
     write(own, "train", 24)
     before = folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path)
-    for name in (
-        "train/ant/.ipynb_checkpoints/01-checkpoint.png",
-        "train/.ipynb_checkpoints/a.png",
-        "train/bee/._1.png",
-    ):
+    for name in ("train/ant/.ipynb_checkpoints/01-checkpoint.png", "train/bee/._1.png"):
         (own / name).parent.mkdir(exist_ok=True)
         shutil.copy(own / "train/ant/00.png", own / name)
     assert folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path) == before
@@ -86,9 +74,10 @@ def test_hidden_and_other_files_are_ignored_and_named(tmp_path):
     log = []
     data = prepared(own, tmp_path / "cache", log=log.append)
     assert data.info.counts == {"train": 18, "test": 6}
+    write(own, "train", 25)
+    assert folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path) != before
     assert log[:2] == [
-        f"ignored in {own}: 3 hidden files and folders (train/.ipynb_checkpoints, train/ant/.ipynb_checkpoints, "
-        "train/bee/._1.png)",
+        f"ignored in {own}: 2 hidden files and folders (train/ant/.ipynb_checkpoints, train/bee/._1.png)",
         f"ignored in {own}: 2 files in no class of train (labels.csv, train/00.png)",
     ]
 
@@ -120,14 +109,12 @@ def cut(folder, kind, size=(64, 64)):
         (lambda own: (own / "train/cow").mkdir(), "train/cow has no images; add some, or remove the folder"),
         (lambda own: write(own, "test", 2, classes=("cat",)), "test has the class cat, which .*train does not have"),
         (lambda own: (own / "test/ant").mkdir(parents=True), "own has no test images; add some"),
-        (lambda own: (own / "test/.hidden").mkdir(parents=True), "own has no test images; add some"),
         (lambda own: (own / "train/ant/x.png").write_text("no"), "train/ant/x.png is no image that can be read"),
         (lambda own: cut(own, "jpg"), r"train/ant/x\.jpg is no image that can be read \(image file is truncated"),
-        (lambda own: cut(own, "png"), r"train/ant/x\.png is no image that can be read"),
         (lambda own: cut(own, "gif"), r"train/ant/x\.gif is no image that can be read"),
         (lambda own: Image.new("I;16", (8, 8)).save(own / "train/ant/z.png"), r"z\.png is of mode I;16, more than 8"),
     ],
-    ids=["empty", "unknown", "no test", "hidden test", "damaged", "jpeg", "png", "gif", "deep"],
+    ids=["empty", "unknown", "no test", "damaged", "jpeg", "gif", "deep"],
 )
 def test_a_wrong_folder_is_named(tmp_path, change, message):
     own = tmp_path / "own"
@@ -138,15 +125,10 @@ def test_a_wrong_folder_is_named(tmp_path, change, message):
     assert not folder_of_images(ImageSettings(source=str(own), size=SIZE), tmp_path / "cache").exists()
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path):
+def test_an_image_of_another_size_or_a_folder_that_is_gone_is_named(tmp_path):
+    write(tmp_path / "own", "train", 10)
+    Image.new("L", (9, 8)).save(tmp_path / "own/train/bee/y.png")
+    with pytest.raises(DataError, match=r"train/bee/y\.png is 8 x 9 pixels, and 0 others are not 8 x 8; set"):
+        prepared(tmp_path / "own", tmp_path / "cache")
     with pytest.raises(DataError, match=r"there is no image set '.*/gone'"):
         prepared(tmp_path / "gone", tmp_path)
-
-
-def test_an_image_of_another_size_is_named(tmp_path):
-    write(tmp_path, "train", 10)
-    Image.new("L", (9, 8)).save(tmp_path / "train/bee/y.png")
-    with pytest.raises(
-        DataError, match=r"train/bee/y\.png is 8 x 9 pixels, and 0 others are not 8 x 8; set images\.size"
-    ):
-        prepared(tmp_path, tmp_path / ".cache")

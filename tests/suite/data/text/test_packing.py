@@ -22,28 +22,15 @@ def test_rows_by_hand():
     assert pack([(1, 1)] * 12, 4) == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
 
 
-@given(st.lists(st.tuples(sides, sides), min_size=1, max_size=60), st.integers(1, 12))
-def test_every_pair_is_in_one_row_and_there_are_as_many_rows_as_asked_for(lengths, rows):
-    found = pack(lengths, rows)
-    assert sorted(pair for row in found for pair in row) == list(range(len(lengths)))
-    assert all(found)
-    assert len(found) == min(rows, len(lengths))
-    assert found == reference.pack(lengths, rows)
-
-
-@given(st.lists(st.tuples(sides, sides), min_size=20, max_size=200), st.integers(1, 40), st.integers(2, 30))
-def test_groups_side_by_side_are_packed_as_one_after_the_other(lengths, rows, together):
+@given(st.lists(st.tuples(sides, sides), min_size=1, max_size=200), st.integers(1, 40), st.integers(2, 30))
+def test_every_pair_is_in_one_row_and_groups_side_by_side_are_packed_as_one_after_the_other(lengths, rows, together):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, "_TOGETHER", together)
         patch.setattr(reference, "TOGETHER", together)
-        assert pack(lengths, rows) == reference.pack(lengths, rows)
-
-
-@given(st.lists(st.tuples(sides, sides), min_size=1, max_size=60), st.integers(1, 12))
-def test_no_row_is_wider_than_an_even_share_and_one_pair(lengths, rows):
-    width = max(max(sum(lengths[pair][side] for pair in row) for side in (0, 1)) for row in pack(lengths, rows))
-    longest, both = max(map(max, lengths)), sum(map(sum, lengths))
-    assert width <= both / min(rows, len(lengths)) + longest
+        found = pack(lengths, rows)
+        assert found == reference.pack(lengths, rows)
+        assert sorted(pair for row in found for pair in row) == list(range(len(lengths)))
+        assert len(found) == min(rows, len(lengths))
 
 
 @pytest.mark.parametrize(("pairs", "rows"), [(100, 16), (5000, 1000)])

@@ -1,47 +1,23 @@
 """A folder of parallel text: every format, its own or our held-out text, and errors."""
 
-import gzip
-import json
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from suite.data.text.parallel import read_parallel_folder
 from suite.data.text.prepare import folder_of, prepare
-from suite.data.text.splitting import SPLITS, TEST, TRAIN, VALID, group_key
+from suite.data.text.splitting import SPLITS, TEST, TRAIN, VALID
 from suite.errors import DataError, SettingError
 from suite.settings import TextSettings
+from tests.suite.data.text.pair_files import KINDS, write_pairs
 
 PAIRS = [(f"The {animal} number {at} runs", f"Das Tier {animal} Nummer {at} läuft")
          for at, animal in enumerate(["cat", "dog", "cow", "hen"] * 50)]  # fmt: skip
 
 
-def lines(folder, name, pairs):
-    (folder / f"{name}.de-en.de").write_text("".join(f"{german}\n" for _, german in pairs))
-    (folder / f"{name}.de-en.en").write_text("".join(f"{english}\n" for english, _ in pairs))
-
-
-def tsv(folder, name, pairs):
-    (folder / f"{name}.en-de.tsv").write_text("".join(f"{english}\t{german}\n" for english, german in pairs))
-
-
-def jsonl(folder, name, pairs):
-    rows = [{"translation": {"de": german, "en": english}} for english, german in pairs]
-    rows[0] = rows[0]["translation"]
-    (folder / f"{name}.de-en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def parquet(folder, name, pairs):
-    english, german = zip(*pairs, strict=True)
-    pq.write_table(pa.table({"en": list(english), "de": list(german)}), folder / f"{name}.de-en.parquet")
-
-
-@pytest.mark.parametrize("write", [lines, tsv, jsonl, parquet])
-def test_every_format_gives_the_same_pairs(tmp_path, write):
-    write(tmp_path, "train", PAIRS[:150])
-    write(tmp_path, "dev", PAIRS[150:170])
-    write(tmp_path, "test", PAIRS[170:])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_gives_the_same_pairs(tmp_path, kind):
+    write_pairs(tmp_path, "train", PAIRS[:150], kind)
+    write_pairs(tmp_path, "dev", PAIRS[150:170], kind)
+    write_pairs(tmp_path, "test", PAIRS[170:], kind)
     log = []
     parts = read_parallel_folder(str(tmp_path), True, log.append)
     assert sorted(parts[TRAIN]["de"]) == sorted(PAIRS[:150])
@@ -50,36 +26,26 @@ def test_every_format_gives_the_same_pairs(tmp_path, write):
     assert log == ["de: 150 training pairs, 0 dropped by cleaning, 0 because their English side is held out: 150 left"]
 
 
-@pytest.mark.parametrize("write", [lines, tsv, jsonl])
-def test_a_byte_order_mark_is_no_text_and_compressed_files_are_read(tmp_path, write):
-    write(tmp_path, "train", PAIRS)
-    for path in list(tmp_path.iterdir()):
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + path.read_bytes()))
-        path.unlink()
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_a_byte_order_mark_is_no_text_and_compressed_files_are_read(tmp_path, kind):
+    write_pairs(tmp_path, "train", PAIRS, f"{kind}.gz", head=b"\xef\xbb\xbf")
     parts = read_parallel_folder(str(tmp_path), False, print)
     assert {pair for name in SPLITS for pair in parts[name]["de"]} == set(PAIRS)
 
 
-@pytest.mark.parametrize("name", ["es_419-en", "en-es_419", "zh-Hans-en", "pt_BR-en", "sr@latin-en"])
+@pytest.mark.parametrize("name", ["en-es_419", "zh-Hans-en", "sr@latin-en"])
 def test_codes_with_regions_and_scripts_are_read(tmp_path, name):
-    lines(tmp_path, "train", PAIRS)
+    write_pairs(tmp_path, "train", PAIRS)
     (tmp_path / f"train.{name}.tsv").write_text("".join(f"{english} a\t{other} b\n" for other, english in PAIRS))
     assert len(read_parallel_folder(str(tmp_path), False, print)[TRAIN]) == 2
 
 
 def test_files_that_are_not_used_are_named_in_one_line_a_reason(tmp_path):
-    lines(tmp_path, "train", PAIRS)
-    tsv(tmp_path, "valid", PAIRS[:2])
-    tsv(tmp_path, "test", PAIRS[2:4])
+    write_pairs(tmp_path, "train", PAIRS)
+    write_pairs(tmp_path, "valid", PAIRS[:2], "tsv")
+    write_pairs(tmp_path, "test", PAIRS[2:4], "tsv")
     (tmp_path / "valid.fr-en.tsv").write_text("le chat\tthe cat\n")
-    for name in (
-        ".DS_Store",
-        ".git/HEAD",
-        ".train.de-en.de.swp",
-        "._train.de-en.tsv",
-        "README.md",
-        "old/train.de-en.tsv",
-    ):
+    for name in (".DS_Store", ".git/HEAD", ".a.swp", "._train.de-en.tsv", "README.md", "old/train.de-en.tsv"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\0\xff")
     (tmp_path / ".#train.de-en.de").symlink_to("user@host")
@@ -87,8 +53,8 @@ def test_files_that_are_not_used_are_named_in_one_line_a_reason(tmp_path):
     assert set(read_parallel_folder(str(tmp_path), True, log.append)[TRAIN]) == {"de"}
     hidden, others, training, untrained = log
     assert hidden == (
-        f"ignored in {tmp_path}: 5 hidden files and folders (.#train.de-en.de, .DS_Store, ._train.de-en.tsv, .git, "
-        ".train.de-en.de.swp)"
+        f"ignored in {tmp_path}: 5 hidden files and folders "
+        "(.#train.de-en.de, .DS_Store, ._train.de-en.tsv, .a.swp, .git)"
     )
     assert others == (
         f"ignored in {tmp_path}: 2 files without a name such as train.de-en.tsv (README.md, old/train.de-en.tsv)"
@@ -97,19 +63,10 @@ def test_files_that_are_not_used_are_named_in_one_line_a_reason(tmp_path):
     assert untrained == "valid pairs of languages without training pairs are not used: fr"
 
 
-def test_hidden_files_do_not_change_the_prepared_text(tmp_path):
-    lines(tmp_path, "train", PAIRS)
-    settings = TextSettings(corpus=str(tmp_path))
-    before = folder_of(settings, tmp_path)
-    (tmp_path / ".ipynb_checkpoints").mkdir()
-    lines(tmp_path / ".ipynb_checkpoints", "train", PAIRS)
-    assert folder_of(settings, tmp_path) == before
-
-
 def test_a_huge_field_is_dropped_and_every_pair_is_accounted_for(tmp_path):
     own = tmp_path / "own"
     own.mkdir()
-    tsv(own, "train", [*PAIRS, ("The cat " * 20_000, "Die Katze " * 20_000)])
+    write_pairs(own, "train", [*PAIRS, ("The cat " * 20_000, "Die Katze " * 20_000)], "tsv")
     log = []
     settings = TextSettings(corpus=str(own), vocabulary=400, max_length=60, clean=False)
     data = prepare(settings, tmp_path / "cache", log.append)
@@ -126,19 +83,10 @@ def test_a_huge_field_is_dropped_and_every_pair_is_accounted_for(tmp_path):
     assert log[-2].startswith("de: 201 training pairs, 1 dropped by cleaning")
 
 
-def test_without_held_out_files_no_english_string_is_in_two_splits(tmp_path):
-    lines(tmp_path, "train", PAIRS)
-    parts = read_parallel_folder(str(tmp_path), True, print)
-    keys = {name: {group_key(english) for english, _ in parts[name]["de"]} for name in SPLITS}
-    assert all(keys.values())
-    assert not keys[TRAIN] & keys[VALID]
-    assert not keys[TRAIN] & keys[TEST]
-
-
 def test_training_pairs_of_held_out_english_are_dropped_and_counted(tmp_path):
-    lines(tmp_path, "train", [*PAIRS[:20], *PAIRS[:3], ("", "leer"), ("%s files", "Dateien")])
-    lines(tmp_path, "valid", PAIRS[5:6])
-    lines(tmp_path, "test", [("The CAT number 8 runs!", "Anders übersetzt")])
+    write_pairs(tmp_path, "train", [*PAIRS[:20], *PAIRS[:3], ("", "leer"), ("%s files", "Dateien")])
+    write_pairs(tmp_path, "valid", PAIRS[5:6])
+    write_pairs(tmp_path, "test", [("The CAT number 8 runs!", "Anders übersetzt")])
     log = []
     parts = read_parallel_folder(str(tmp_path), True, log.append)
     assert set(parts[TRAIN]["de"]) == set(PAIRS[:20]) - {PAIRS[5], PAIRS[8]}
@@ -152,7 +100,7 @@ def test_training_pairs_of_held_out_english_are_dropped_and_counted(tmp_path):
 def test_it_is_prepared_like_any_corpus_and_anew_when_a_file_changes(tmp_path):
     folder = tmp_path / "own"
     folder.mkdir()
-    lines(folder, "train", PAIRS)
+    write_pairs(folder, "train", PAIRS)
     dutch = "".join(f"{english}\tHet dier {at}\n" for at, (english, _) in enumerate(PAIRS))
     (folder / "train.en-nl.tsv").write_text(dutch)
     settings = TextSettings(corpus=str(folder), vocabulary=400, max_length=60)
@@ -160,7 +108,10 @@ def test_it_is_prepared_like_any_corpus_and_anew_when_a_file_changes(tmp_path):
     assert data.languages == ("de", "nl")
     assert sum(sum(sizes) for sizes in data.sizes.values()) == 2 * len(PAIRS)
     before = folder_of(settings, tmp_path / "cache")
-    lines(folder, "train", PAIRS[:-1])
+    (folder / ".ipynb_checkpoints").mkdir()
+    write_pairs(folder / ".ipynb_checkpoints", "train", PAIRS)
+    assert folder_of(settings, tmp_path / "cache") == before
+    write_pairs(folder, "train", PAIRS[:-1])
     assert folder_of(settings, tmp_path / "cache") != before
 
 
@@ -169,29 +120,16 @@ def test_it_is_prepared_like_any_corpus_and_anew_when_a_file_changes(tmp_path):
     [
         ({"train.de-en.de": b"a\nb\n", "train.de-en.en": b"a\n"}, r"has 2 lines and train\.de-en\.en 1; line n of one"),
         ({"train.de-en.de": b"a\n"}, r"has no other side train\.de-en\.en"),
-        (
-            {"train.de-en.de": b"\xff\n", "train.de-en.en": b"a\n"},
-            r"is not UTF-8 \(line 1, byte 0: invalid start byte\)",
-        ),
         ({"train.de-fr.tsv": b"a\tb\n"}, "has no English side"),
         ({"train.de-en.tsv": b"a\tb\nc\n"}, "line 2 has 1 columns, not 2"),
         ({"train.de-en.jsonl": b'{"de": "a", "en": "b"}\n{"de": "a"}\n'}, 'line 2 has no text under "en"'),
-        ({"train.de-en.jsonl": b"[\n"}, "line 1 is not JSON: "),
-        ({"train.de-en.jsonl": b'{"de": "\\ud83d", "en": "b"}'}, 'line 1 has half of a surrogate pair under "de"'),
-        ({"train.de-en.jsonl": b'{"de": ["a"], "en": "b"}'}, 'line 1 has a value of type list under "de", not text'),
-        ({"train.de-en.jsonl": b'{"de": "a", "en": 0}'}, 'line 1 has a value of type int under "en", not text'),
         ({"train.de-en.jsonl": b'\n{"translation": null}'}, 'line 2 has no text under "de"'),
-        ({"train.de-en.jsonl": b'["a", "b"]'}, 'line 1 has no text under "de"'),
-        ({"train.de-en.jsonl": b"[" * 100_000}, "line 1 is not JSON: maximum recursion depth exceeded"),
         ({"train.en-en.tsv": b"a\tb\n"}, r"train\.en-en\.tsv: en is not the code of a language other than English"),
-        ({"train.en-en.en": b"a\n"}, "en is not the code of a language other than English"),
         ({"train.de-en.en": b"a\n"}, r"has no other side train\.de-en\.de"),
         ({"train.de-en.tsv.gz": b"a\tb\n"}, r"train\.de-en\.tsv\.gz cannot be read: BadGzipFile"),
-        ({"train.de-en.tsv.gz": gzip.compress(b"a\tb\n")[:-9]}, "cannot be read: EOFError"),
         ({"train.de-en.de": b"a\n", "train.de-en.en": b"a\n\xff"}, r"\.en is not UTF-8 \(line 2, byte 2"),
         ({"train.de-en.parquet": b"no"}, "cannot be read: ArrowInvalid"),
         ({"train.de-en.doc": b"a"}, "has an unknown format"),
-        ({"train.german-en.tsv": b"a\tb\n"}, "german is not the code of a language other than English"),
         ({"test.de-en.tsv": b"a\tb\n"}, "has test files but no valid files"),
         ({"dev.de-en.tsv": b"a\tb\n", "test.de-en.tsv": b"a\tb\n"}, "has no training text"),
         ({"train.de-en.tsv": b"a\t\n"}, "no training pair of .* is left"),

@@ -9,16 +9,19 @@ from suite.data.text.text import TextData
 from suite.settings import TextSettings, TrainSettings
 from tests.suite.data.text import reference_batches as reference
 
-SHAPES = [(1, 1), (1, 4), (2, 3), (3, 8), (8, 1)]
+FEW = {"languages": ("de", "fi"), "train_pairs": ("fi:20",)}
 
 
 def lists(inputs, targets):
     return [[tensor.tolist() for tensor in (*own, *after)] for own, after in zip(inputs, targets, strict=True)]
 
 
-@pytest.mark.parametrize(("replicas", "micro_batches"), SHAPES)
-@pytest.mark.parametrize("tokens", [200, 1024, 7777])
-def test_training_batches(data: TextData, settings: TextSettings, replicas: int, micro_batches: int, tokens: int):
+@pytest.mark.parametrize(
+    ("replicas", "micro_batches", "tokens", "changes"),
+    [(1, 1, 1024, {}), (2, 3, 7777, {}), (3, 8, 200, {}), (1, 64, 16, {}), (1, 4, 999, FEW)],
+)
+def test_training_batches(data: TextData, settings: TextSettings, replicas, micro_batches, tokens, changes):
+    settings = settings.model_copy(update=changes)
     loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens, seed=3), replicas, micro_batches)
     for step in (0, 41):
         expected, labels = reference.training(data, settings, tokens, step, replicas * micro_batches, seed=3)
@@ -31,37 +34,12 @@ def test_training_batches(data: TextData, settings: TextSettings, replicas: int,
         assert offset == len(expected)
 
 
-@pytest.mark.parametrize("tokens", [16, 40])
-def test_tiny_training_batches(data: TextData, settings: TextSettings, tokens: int):
-    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=tokens), 1, 64)
-    for step in range(5):
-        expected, labels = reference.training(data, settings, tokens, step, 64)
-        batch = loader.batch(step, 0)
-        assert (len(batch), batch.divisor) == (len(expected), labels)
-        assert lists(batch.inputs, batch.targets) == expected
-
-
-@pytest.mark.slow
-def test_many_groups_that_are_packed_side_by_side(data: TextData, settings: TextSettings):
-    loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=70_000), 2, 50)
-    expected, _ = reference.training(data, settings, 70_000, 6, 100)
-    shares = [loader.batch(6, replica) for replica in range(2)]
-    assert [part for share in shares for part in lists(share.inputs, share.targets)] == expected
-
-
-@pytest.mark.parametrize(("languages", "train_pairs"), [(("fi", "ga"), None), (("de", "fi"), ("fi:20",))])
-def test_batches_of_some_languages_and_few_pairs(data: TextData, settings: TextSettings, languages, train_pairs):
-    few = settings.model_copy(update={"languages": languages, "train_pairs": train_pairs})
-    batch = TranslationBatches(data, few, TrainSettings(batch_tokens=999), 1, 4).batch(2, 0)
-    expected, labels = reference.training(data, few, 999, 2, 4)
-    assert batch.divisor == labels
-    assert lists(batch.inputs, batch.targets) == expected
-
-
 @pytest.mark.parametrize(
-    ("pairs", "micro_batches", "tokens"), [(1, 1, 1024), (37, 4, 300), (200, 4, 1024), (10_000, 64, 4096)]
+    ("pairs", "micro_batches", "tokens", "languages"),
+    [(1, 1, 1024, None), (37, 4, 300, None), (10_000, 64, 4096, ("ga", "de"))],
 )
-def test_held_out_batches(data: TextData, settings: TextSettings, pairs: int, micro_batches: int, tokens: int):
+def test_held_out_batches(data: TextData, settings: TextSettings, pairs, micro_batches, tokens, languages):
+    settings = settings.model_copy(update={"languages": languages})
     train = TrainSettings(batch_tokens=tokens, valid_pairs=pairs)
     held = TranslationBatches(data, settings, train, 2, micro_batches).held_out()
     expected = reference.held_out(data, settings, tokens, pairs, micro_batches)
@@ -69,13 +47,6 @@ def test_held_out_batches(data: TextData, settings: TextSettings, pairs: int, mi
     assert [batch.divisor for batch in held] == [sum(part[1] for part in group) for group in expected]
     for batch, group in zip(held, expected, strict=True):
         assert lists(batch.inputs, batch.targets) == [part[2] for part in group]
-
-
-def test_held_out_batches_of_some_languages(data: TextData, settings: TextSettings):
-    few = settings.model_copy(update={"languages": ("ga", "de")})
-    (batch,) = TranslationBatches(data, few, TrainSettings(batch_tokens=5000, valid_pairs=60), 1, 2).held_out()
-    (group,) = reference.held_out(data, few, 5000, 60, 2)
-    assert lists(batch.inputs, batch.targets) == [part[2] for part in group]
 
 
 @pytest.mark.parametrize("replica", [0, 2])

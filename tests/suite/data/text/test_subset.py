@@ -2,12 +2,11 @@
 
 import pytest
 
-from suite.data.text.batching import TranslationBatches
 from suite.data.text.sampling import PairSampler, temperature_weights
 from suite.data.text.splitting import TRAIN
 from suite.data.text.subset import chosen_pairs, train_counts
 from suite.errors import SettingError
-from suite.settings import TextSettings, TrainSettings
+from suite.settings import TextSettings
 
 
 def limited(settings, *limits, **changes):
@@ -45,20 +44,6 @@ def test_another_seed_draws_other_pairs_and_a_larger_count_keeps_the_smaller_one
     assert small < large
     assert len(other) == 20
     assert other != small
-
-
-def test_mini_batches_hold_only_the_chosen_pairs(data, settings):
-    text = limited(settings, "de:5", languages=("de",))
-    batch = TranslationBatches(data, text, TrainSettings(batch_tokens=400), 1, 2).batch(0, 0)
-    lines = {tuple(row.tolist()) for inputs in batch.inputs for row in inputs[0]}
-    assert len({tuple(token for token in row if token) for row in lines}) <= 10  # 5 pairs in two directions
-
-
-def test_held_out_pairs_do_not_change(data, settings):
-    cut, whole = limited(settings, "de:5", languages=("de",)), settings.model_copy(update={"languages": ("de",)})
-    samples = [TranslationBatches(data, text, TrainSettings(valid_pairs=30), 1, 2).held_out() for text in (cut, whole)]
-    found = [[tensor.tolist() for batch in sample for tensor in batch.targets[0]] for sample in samples]
-    assert found[0] == found[1]
 
 
 def test_counts_are_those_of_the_corpus_but_for_the_limited(data, settings):

@@ -16,8 +16,8 @@ from suite.data.tokens import encode_all
 from suite.errors import SettingError
 
 
-@pytest.mark.parametrize("vocabulary", [600, 2000])
-def test_the_vocabulary_has_exactly_the_entries_asked_for(sentences: Sentences, vocabulary: int):
+def test_the_vocabulary_has_exactly_the_entries_asked_for(sentences: Sentences):
+    vocabulary = 600
     tokenizer = train_tokenizer(sentences, vocabulary)
     assert len(tokenizer) == vocabulary
     assert sorted(tokenizer.get_vocab().values()) == list(range(vocabulary))
@@ -42,10 +42,6 @@ def test_text_comes_back_from_its_ids(data: TextData):
         ids = encode_all(data.tokenizer, texts)
         assert ids == list(rows[column.removesuffix("_text")])
         assert data.tokenizer.batch_decode(ids) == texts
-
-
-def test_what_comes_back_is_nfkc(data: TextData):
-    assert data.tokenizer.decode(encode_all(data.tokenizer, ["\ufb01ne \u2460 \uff21"])[0]) == "fine 1 A"
 
 
 @given(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20))

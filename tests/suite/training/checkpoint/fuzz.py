@@ -7,7 +7,6 @@ import resource
 import shutil
 from collections import Counter
 
-import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
@@ -15,15 +14,15 @@ from safetensors.torch import load_file
 from suite.errors import CheckpointError
 from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings
-from suite.training.checkpoint import audit, load_optimizer, load_values, newest_valid
+from suite.training.checkpoint import audit, load_optimizer, load_values
 from suite.training.checkpoint.storage import Storage
 from suite.training.stage_optimizer import StageOptimizer
 from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
 from tests.suite.training.checkpoint.mutations import bytes_harmed, header_harmed, manifest_harmed
-from tests.suite.training.checkpoint.saves import layer_path
+from tests.suite.training.checkpoint.saves import LAYERS, layer_path, newest_of
 
-LAYERS, GROWTH_KIB = 6, 200 * 1024
+GROWTH_KIB = 200 * 1024
 
 
 class Reader:
@@ -37,7 +36,7 @@ class Reader:
 
     def read(self, folder):
         """Returns (step, tensors by layer) of what a resume would take from a folder, loaded and read back."""
-        found = newest_valid(folder, range(LAYERS), LAYERS, lambda text: None)
+        found = newest_of(folder)
         if found is None:
             return 0, {}
         load_values(found, self.stage)
@@ -125,42 +124,3 @@ def harm(target, name, sealed, chance):
         values["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     seal = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
     (target / "manifest.json").write_text(json.dumps({**values, "seal": seal}, sort_keys=True, indent=1))
-
-
-def flip_bytes(rank, world, rendezvous, folder, work, times, seed):
-    """Flips one to five random bytes in a run's checkpoints, ``times`` times, and as often deletes one or two manifests
-    as well; returns how often a resume took which step, and how often it refused.
-
-    What must happen is known without the code under test: the newest checkpoint none of whose files changed is taken,
-    to the bit; where all changed, the resume is refused and all are named.
-    """
-    join(rank, world, rendezvous)
-    reader, chance, ends = Reader(), random.Random(seed), Counter()
-    states = {int(path.name): files_of(path) for path in folder.glob("0*")}
-    target = shutil.copytree(folder, work / "flipped")
-    files = sorted(path for path in target.glob("0*/*") if path.name != "good")
-    for at in range(2 * times):
-        before = {path: path.read_bytes() for path in files}
-        for path in chance.choices(files, k=chance.randint(1, 5)):
-            data = bytearray(path.read_bytes())
-            data[chance.randrange(len(data))] ^= chance.randrange(1, 256)
-            path.write_bytes(bytes(data))
-        if at % 2:
-            for path in chance.sample(sorted(target.glob("0*/manifest.json")), chance.randint(1, 2)):
-                path.unlink()
-        harmed = {int(path.parent.name) for path in files if not path.exists() or path.read_bytes() != before[path]}
-        whole = max(states.keys() - harmed, default=None)
-        if whole is None:
-            with pytest.raises(CheckpointError) as refused:
-                reader.read(target)
-            assert all(f"{step:08d}" in str(refused.value) for step in states), refused.value
-        else:
-            step, held = reader.read(target)
-            assert step == whole, (at, step, whole)
-            assert same(held, states[step]), (at, step)
-        ends["flipped and deleted" if at % 2 else "flipped", f"step {whole}" if whole else "refused"] += 1
-        for path, data in before.items():
-            path.write_bytes(data)
-    assert same(reader.read(target)[1], states[max(states)])
-    dist.destroy_process_group()
-    return dict(ends)

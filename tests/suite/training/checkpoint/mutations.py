@@ -9,26 +9,19 @@ DTYPES = ("F32", "F64", "F16", "BF16", "I64", "U8", "BOOL", "F8_E4M3", "C64", "F
 
 def bytes_harmed(data: bytes, chance: random.Random) -> bytes:
     """Returns other bytes: flipped, cut, grown, moved, repeated, or of nothing but noise."""
-    work = bytearray(data)
-    at = chance.randrange(len(work) + 1)
-    kind = chance.choice(("flip", "flip", "byte", "cut", "grow", "zero", "double", "noise", "length"))
-    if kind == "flip" and work:
-        work[at % len(work)] ^= 1 << chance.randrange(8)
-    elif kind == "byte" and work:
-        work[at % len(work)] = chance.randrange(256)
-    elif kind == "cut":
-        del work[at:]
-    elif kind == "grow":
-        work[at:at] = chance.randbytes(chance.randrange(1, 40))
-    elif kind == "zero":
-        work[at : at + 64] = bytes(len(work[at : at + 64]))
-    elif kind == "double":
-        work += work[at:]
-    elif kind == "noise":
-        work = bytearray(chance.randbytes(chance.randrange(200)))
-    elif kind == "length":
-        work[:8] = chance.choice((0, 1, 7, len(data), 10**8, 2**40, 2**63, 2**64 - 1)).to_bytes(8, "little")
-    return bytes(work)
+    at = chance.randrange(len(data) + 1)
+    length = chance.choice((0, 1, 7, len(data), 10**8, 2**40, 2**63, 2**64 - 1))
+    harmed = (
+        data[:at] + bytes(one ^ 1 << chance.randrange(8) for one in data[at : at + 1]) + data[at + 1 :],
+        data[:at] + bytes([chance.randrange(256)]) + data[at + 1 :],
+        data[:at],
+        data[:at] + chance.randbytes(chance.randrange(1, 40)) + data[at:],
+        data[:at] + bytes(len(data[at : at + 64])) + data[at + 64 :],
+        data + data[at:],
+        chance.randbytes(chance.randrange(200)),
+        length.to_bytes(8, "little") + data[8:],
+    )
+    return chance.choice(harmed)
 
 
 def header_harmed(data: bytes, chance: random.Random) -> bytes:

@@ -3,6 +3,7 @@
 import multiprocessing as mp
 import random
 import re
+import resource
 import tempfile
 import time
 
@@ -11,7 +12,7 @@ import torch
 from launch.backends.processes import modules_to_preload
 from suite.pipeline.model.topology import RankCoord
 from suite.settings import OptimizerSettings
-from suite.training.checkpoint import Saver, Storage, list_checkpoints
+from suite.training.checkpoint import Saver, Storage, current, list_checkpoints, newest_valid
 from suite.training.stage_optimizer import StageOptimizer
 from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
@@ -39,15 +40,9 @@ class Counting:
         storage = storage if isinstance(storage, Storage) else Storage(storage)
         self.failed, self.progress = [], []
         self.saver = Saver(
-            storage,
-            self.update,
-            lambda units: {},
-            log,
-            start,
-            deadline_s,
-            self.failed.append,
+            storage, self.update, lambda units: {}, log, start, deadline_s, self.failed.append,
             on_progress=lambda: self.progress.append(time.monotonic()),
-        )
+        )  # fmt: skip
 
     @torch.no_grad()
     def become(self, step):
@@ -57,6 +52,23 @@ class Counting:
             parts = {name: torch.full_like(parameter, step) for name in ("exp_avg", "exp_avg_sq")}
             self.update.load_state(key, {"step": torch.tensor(float(step)), **parts})
         self.saver.on_step_end(step, True)
+
+    def save(self, *steps, best=False):
+        """Does steps and saves each."""
+        for step in steps:
+            self.become(step)
+            self.saver.save(step, 0, best)
+            self.saver.wait()
+
+
+def limit(size):
+    """Every write beyond ``size`` bytes of a file fails in this process, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def newest_of(folder, said=lambda text: None, select=current):
+    """Returns the checkpoint from which a run would go on, None for none."""
+    return newest_valid(folder, range(LAYERS), LAYERS, said, select)
 
 
 def layer_files(checkpoint):
@@ -74,16 +86,20 @@ def without_save_id(text):
     return re.sub(r"\.\w{12}\.safetensors", ".safetensors", text)
 
 
+def step_of(found):
+    """Returns the step of a checkpoint of ``Counting``, 0 for none; all of its numbers must be that step."""
+    if found is None:
+        return 0
+    assert len(found.manifest.files) == LAYERS
+    for layer in range(LAYERS):
+        for name, value in found.read(layer).items():  # a damaged file would raise
+            assert bool((value == found.step).all()), (found, name)
+    return found.step
+
+
 def restored(folder):
-    """Returns the step of the newest whole checkpoint, 0 for none; all of its numbers must be that step."""
-    for found in list_checkpoints(folder, lambda text: None):
-        numbers = [found.read(layer) for layer in range(LAYERS)]  # a damaged file would raise
-        assert len(found.manifest.files) == LAYERS
-        for tensors in numbers:
-            for name, value in tensors.items():
-                assert bool((value == found.step).all()), (found, name)
-        return found.step
-    return 0
+    """Returns the step of the newest whole checkpoint, 0 for none."""
+    return step_of(next(iter(list_checkpoints(folder, lambda text: None)), None))
 
 
 def saving(rank, world, rendezvous, folder, start, done):

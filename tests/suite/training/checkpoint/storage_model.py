@@ -13,15 +13,12 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-import torch
-from fsspec.implementations.memory import MemoryFileSystem
-
 from launch.runs.checkpoints import check_published, note_published
 from launch.runs.store import RunFolder
 from suite.errors import CheckpointError
-from suite.training.checkpoint import Saver, Storage, abandon_later, current, in_order, newest_valid, storage
+from suite.training.checkpoint import Saver, Storage, abandon_later, current, in_order, storage
 from suite.training.checkpoint.async_save import AsyncSave, folder_of
-from tests.suite.training.checkpoint.saves import LAYERS, Counting
+from tests.suite.training.checkpoint.saves import LAYERS, Counting, newest_of, step_of
 
 WAYS = ("once", "retries", "for ever", "hidden", "crash")
 """A call fails once, or until the third try, or as all later ones; or a listing lacks its newest entry; or the process
@@ -160,7 +157,7 @@ class Life:
             patch("suite.training.checkpoint.reading.Storage", self.make_storage),
             patch("launch.runs.checkpoints.Storage", self.make_storage),
         ):
-            found = newest_valid(self.location, range(LAYERS), LAYERS, lambda text: None, select)
+            found = newest_of(self.location, select=select)
         return 0 if found is None else found.step
 
     def go_on(self, least=0):
@@ -191,65 +188,47 @@ class Life:
         self.save(third, fork + 1)
 
 
-def outcome(worker, location, fail_at=None, way="once"):
-    """Returns (calls made, what became of the run). Raises AssertionError if it lost a published checkpoint."""
-    calls, ended = Calls(fail_at, way), "whole"
+def lived(worker, location, calls, live=Life.live):
+    """Lives a life, to its end or a failure; returns (the life, how it ended)."""
     with tempfile.TemporaryDirectory() as folder:
         life = Life(worker, location, calls, folder)
         try:
-            life.live()
+            live(life)
         except (CheckpointError, OSError):
-            ended = "ended with an error"
+            return life, "ended with an error"
         except Crash:
-            ended = "crashed"
-    found = newest_valid(location, range(LAYERS), LAYERS, lambda text: None)
-    if life.published:
-        assert found is not None, f"call {fail_at} {way}: step 0 after {life.published} were published"
-        assert found.step >= max(life.published), f"call {fail_at} {way}: step {found.step} after {life.published}"
+            return life, "crashed"
+        return life, "whole"
+
+
+def outcome(worker, location, fail_at=None, way="once"):
+    """Returns (calls made, what became of the run). Raises AssertionError if it lost a published checkpoint."""
+    calls = Calls(fail_at, way)
+    life, ended = lived(worker, location, calls)
+    step = step_of(newest_of(location))
+    assert step >= max(life.published, default=0), f"call {fail_at} {way}: step {step} after {life.published}"
     if life.left is not None and len(life.published) == 1:  # it can still go back
-        assert newest_valid(
-            location, range(LAYERS), LAYERS, print, partial(in_order, choice=life.left, place="the run")
-        )
-    if found is not None:
-        for layer in range(LAYERS):
-            for name, value in found.read(layer).items():
-                assert bool((value == found.step).all()), (fail_at, way, found.step, name)
+        assert newest_of(location, select=partial(in_order, choice=life.left, place="the run"))
     return calls.count, ended
 
 
-def fail_twice_everywhere(rank, world, rendezvous, every):
-    """Ends the process at each ``every``-th call, and then fails once at each call of the resume that follows. Returns
-    how many such pairs there were."""
-    worker, pairs = Counting(rank, world, rendezvous, "memory://twice/first"), 0
+def fail_everywhere(rank, world, rendezvous, every):
+    """Lives once for each way and each ``every``-th call. Returns how often a life ended in which way."""
+    worker, outcomes = ready(rank, world, rendezvous), Counter()
+    total, ended = outcome(worker, "memory://model/undisturbed")
+    assert ended == "whole"
+    for way in WAYS:
+        for fail_at in range(1, total + 1, every):
+            _, ended = outcome(worker, f"memory://model/{way}-{fail_at}", fail_at, way)
+            outcomes[way, ended] += 1
+    return total, dict(outcomes)
+
+
+def ready(*joined):
+    """Returns a worker in a process where no retry pauses, and a save's thread may end with its process."""
     storage.PAUSES_S = (0.0, 0.0)
     threading.excepthook = lambda arguments: None
-    torch.set_num_threads(1)
-    total, _ = outcome(worker, "memory://twice/undisturbed")
-    for crash_at in range(1, total + 1, every):
-        begun = f"/twice/{crash_at}"
-        published = lived(worker, f"memory:/{begun}", Calls(crash_at, "crash"), Life.live)
-        calls, fail_at = 1, 0
-        while fail_at < calls:  # until a life has fewer calls
-            fail_at, pairs, again = fail_at + 1, pairs + 1, f"{begun}-{fail_at}"
-            if MemoryFileSystem().exists(begun):
-                MemoryFileSystem().copy(begun, again, recursive=True)
-            failing = Calls(fail_at, "once")
-            later = lived(worker, f"memory:/{again}", failing, partial(Life.go_on, least=max(published, default=0)))
-            calls = failing.count
-            found = newest_valid(f"memory:/{again}", range(LAYERS), LAYERS, lambda text: None)
-            step = 0 if found is None else found.step
-            assert step >= max([*published, *later], default=0), (crash_at, fail_at, step, published, later)
-            MemoryFileSystem().rm(again, recursive=True) if MemoryFileSystem().exists(again) else None
-    return pairs
-
-
-def lived(worker, location, calls, live):
-    """Lives a life, to its end or a failure; returns what it has published since its last fork."""
-    with tempfile.TemporaryDirectory() as folder:
-        life = Life(worker, location, calls, folder)
-        with suppress(CheckpointError, OSError, Crash):
-            live(life)
-    return life.published
+    return Counting(*joined, "memory://model/first")
 
 
 def meet(worker, location, saves, meet_at=None):
@@ -259,7 +238,7 @@ def meet(worker, location, saves, meet_at=None):
     published = []
 
     def second():
-        found = newest_valid(location, range(LAYERS), LAYERS, lambda text: None)
+        found = newest_of(location)
         begin = 0 if found is None else found.step
         saver = Saver(
             Storage(location), worker.update, lambda units: {}, lambda text: None, begin,
@@ -277,7 +256,7 @@ def meet(worker, location, saves, meet_at=None):
         first = life.driver("a", 0)
         for step in (1, 2, 3):
             life.save(first, step, best=step == 1)
-    found = newest_valid(location, range(LAYERS), LAYERS, lambda text: None)
+    found = newest_of(location)
     (value,) = {float(number) for layer in range(LAYERS) for v in found.read(layer).values() for number in v.unique()}
     assert value in (found.step, found.step + 0.5), (meet_at, calls.met_at, found.step, value)
     # equal if the first one had looked who owns the checkpoints and was about to write its manifest of the same step;
@@ -289,27 +268,10 @@ def meet(worker, location, saves, meet_at=None):
 def meet_everywhere(rank, world, rendezvous, every):
     """Lets a second driver come at each ``every``-th call, and save one to three steps. Returns how often each of the
     two wrote the newest checkpoint."""
-    worker = Counting(rank, world, rendezvous, "memory://meet/first")
-    threading.excepthook = lambda arguments: None
-    torch.set_num_threads(1)
+    worker = ready(rank, world, rendezvous)
     total, _ = meet(worker, "memory://meet/alone", 0)
     return Counter(
         meet(worker, f"memory://meet/{saves}-{meet_at}", saves, meet_at)[1]
         for saves in (1, 2, 3)
         for meet_at in range(1, total + 1, every)
     )
-
-
-def fail_everywhere(rank, world, rendezvous, every):
-    """Lives once for each way and each ``every``-th call. Returns how often a life ended in which way."""
-    worker, outcomes = Counting(rank, world, rendezvous, "memory://model/first"), Counter()
-    storage.PAUSES_S = (0.0, 0.0)
-    threading.excepthook = lambda arguments: None  # a save's thread that ends with its process
-    torch.set_num_threads(1)
-    total, ended = outcome(worker, "memory://model/undisturbed")
-    assert ended == "whole"
-    for way in WAYS:
-        for fail_at in range(1, total + 1, every):
-            _, ended = outcome(worker, f"memory://model/{way}-{fail_at}", fail_at, way)
-            outcomes[way, ended] += 1
-    return total, dict(outcomes)

@@ -1,6 +1,5 @@
 """Damaged checkpoints: named, never used, and the one before is taken; another model's or version's are refused."""
 
-import json
 import re
 import shutil
 
@@ -16,12 +15,11 @@ from suite.training.checkpoint.manifest import digest
 from suite.training.checkpoint.reading import examine, folders_of
 from suite.training.checkpoint.retention import KEEP_LATEST
 from suite.training.checkpoint.storage import BEGUN, Storage
-from tests.suite.pipeline.build import CPU, join
+from tests.suite.pipeline.build import CPU
 from tests.suite.pipeline.toy import toy_layers
-from tests.suite.training.checkpoint.fuzz import flip_bytes, fuzz
+from tests.suite.training.checkpoint.fuzz import fuzz
 from tests.suite.training.checkpoint.saves import layer_path, without_save_id
 from tests.suite.training.checkpoint.seal import seal_again
-from tests.suite.training.work import three_checkpoints
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -33,30 +31,9 @@ def newest(folder):
     return (found.step if found else None), said
 
 
-def _newest(rank, world, rendezvous, folder):
-    join(rank, world, rendezvous)
-    said = []
-    found = newest_valid(folder, range(3 * rank, 3 * rank + 3), 6, said.append)
-    return (found.step if found else None), said
-
-
 def test_the_newest_is_taken_and_older_ones_were_removed(folder):
     assert newest(folder) == (60, [])
     assert len(list(folder.glob("0*"))) == KEEP_LATEST
-
-
-def test_workers_that_read_half_of_the_layers_each_take_the_same(folder):
-    flip(layer_path(folder / "00000060", 4))
-    first, second = run_processes(_newest, 2, str(folder))
-    assert first[0] == second[0] == 40
-    assert "layer-0004.safetensors: its SHA-256 does not match" in without_save_id(first[1][0])
-    assert second[1] == []  # the first speaks
-
-
-def test_a_checkpoint_holds_its_layers_its_manifest_and_the_proof_of_later_steps(folder):
-    files = {f"layer-{layer:04d}.safetensors" for layer in range(6)} | {"manifest.json"}
-    assert {without_save_id(path.name) for path in (folder / "00000060").iterdir()} == files
-    assert {without_save_id(path.name) for path in (folder / "00000040").iterdir()} == files | {"good"}
 
 
 def flip(path):
@@ -65,27 +42,68 @@ def flip(path):
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (lambda f: flip(layer_path(f / "00000060", 4)), "layer-0004.safetensors: its SHA-256 does not match"),
-        (lambda f: layer_path(f / "00000060", 1).unlink(), "layer-0001.safetensors: missing"),
-        (lambda f: layer_path(f / "00000060", 0).write_bytes(b""), "layer-0000.safetensors: it has 0 bytes"),
-        (lambda f: (f / "00000060/manifest.json").unlink(), "its manifest.json is missing"),
-        (lambda f: interrupt_save(f / "00000060"), "no manifest, it was never finished"),
-        (lambda f: (f / "00000060/manifest.json").write_text('{"step": 60'), "bad manifest: it is not a manifest"),
-        (lambda f: (f / "00000060/manifest.json").write_text("[" * 100_000), "bad manifest: it is not a manifest"),
-        (lambda f: (f / "00000060/manifest.json").write_text("[]"), "bad manifest: its seal"),
-        (lambda f: flip(f / "00000060/manifest.json"), "bad manifest: its seal"),
-        (lambda f: shutil.move(f / "00000060", f / "00000061"), "00000061 is not used: bad manifest: it is of step 60"),
-    ],
-)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(folder, harm, said):
-    harm(folder)
+def write_manifest(text):
+    return lambda path: (path / "manifest.json").write_text(text)
+
+
+def edit_manifest(path):
+    """Changes a field, as a hand would."""
+    write_manifest((path / "manifest.json").read_text().replace('"step": ', '"step": 1'))(path)
+
+
+def interrupt_save(path):
+    """Makes a checkpoint what a save leaves that was interrupted."""
+    (path / "manifest.json").unlink()
+    (path / "begun-0").touch()
+
+
+HARMS = {
+    "flipped": (lambda path: flip(layer_path(path, 4)), "layer-0004.safetensors: its SHA-256 does not match"),
+    "layer deleted": (lambda path: layer_path(path, 1).unlink(), "layer-0001.safetensors: missing"),
+    "layer empty": (lambda path: layer_path(path, 0).write_bytes(b""), "layer-0000.safetensors: it has 0 bytes"),
+    "manifest flipped": (lambda path: flip(path / "manifest.json"), "bad manifest: its seal"),
+    "manifest edited": (edit_manifest, "bad manifest: its seal"),
+    "manifest a list": (write_manifest("[]"), "bad manifest: its seal"),
+    "manifest empty": (write_manifest(""), "bad manifest: it is not a manifest"),
+    "manifest too deep": (write_manifest("[" * 100_000), "bad manifest: it is not a manifest"),
+    "manifest deleted": (lambda path: (path / "manifest.json").unlink(), "its manifest.json is missing"),
+    "emptied": (lambda path: [one.unlink() for one in path.iterdir()], "its manifest.json is missing"),
+}
+"""What is done to a checkpoint, and what is said of it."""
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(folder, harm):
+    """And where the one before is damaged too, or was never finished, or is not there, none is: training from step 0
+    would write over them."""
+    change, reason = HARMS[harm]
+    change(folder / "00000060")
     step, messages = newest(folder)
     assert step == 40
-    lines = map(without_save_id, messages)
-    assert any("0000006" in line and " is not used: " in line and said in line for line in lines), messages
+    (message,) = map(without_save_id, messages)
+    assert "00000060 is not used: " in message
+    assert reason in message
+    another = [*HARMS][[*HARMS].index(harm) - 1]
+    for older, named in ((another, ["00000040", HARMS[another][1]]), ("interrupted", []), ("none", [])):
+        shutil.copytree(folder, folder.with_name(older))
+        path = folder.with_name(older) / "00000040"
+        {"interrupted": interrupt_save, "none": shutil.rmtree}.get(older, HARMS[another][0])(path)
+        with pytest.raises(CheckpointError, match="restore") as refused:
+            newest(path.parent)
+        count = "the only checkpoint" if not named else "none of the 2 checkpoints"
+        for part in (count, "00000060", reason, *named):
+            assert part in without_save_id(str(refused.value)), refused.value
+
+
+def test_a_checkpoint_under_the_name_of_another_step_or_of_an_interrupted_save_is_not_used(folder):
+    shutil.move(folder / "00000060", folder / "00000061")
+    step, messages = newest(folder)
+    assert step == 40
+    assert "00000061 is not used: bad manifest: it is of step 60" in messages[0]
+    interrupt_save(folder / "00000061")
+    step, messages = newest(folder)
+    assert step == 40
+    assert "00000061 is not used: no manifest, it was never finished" in messages[0]
 
 
 def test_a_checkpoint_from_before_the_files_had_the_id_of_their_save_is_read(folder):
@@ -96,20 +114,6 @@ def test_a_checkpoint_from_before_the_files_had_the_id_of_their_save_is_read(fol
     assert newest(folder) == (60, [])
 
 
-def test_a_manifest_with_another_step_than_was_written_is_refused(folder):
-    path = folder / "00000060/manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "step": 59}))
-    said = []
-    assert [c.step for c in list_checkpoints(folder, said.append)] == [40]
-    assert "its seal does not match" in said[0]
-
-
-def interrupt_save(path):
-    """Makes a checkpoint what a save leaves that was interrupted."""
-    (path / "manifest.json").unlink()
-    (path / "begun-0").touch()
-
-
 def test_a_run_whose_only_saves_were_interrupted_starts_at_step_0(folder):
     assert newest_valid(folder / "empty", range(6), 6, print) is None
     for path in folder.glob("0*"):
@@ -118,16 +122,6 @@ def test_a_run_whose_only_saves_were_interrupted_starts_at_step_0(folder):
     assert step is None
     assert len(said) == 2
     assert all("no manifest, it was never finished" in line for line in said)
-
-
-HARMS = {
-    "flipped": (lambda path: flip(layer_path(path, 2)), r"layer-0002\.\w+\.safetensors: its SHA-256"),
-    "layer deleted": (lambda path: layer_path(path, 2).unlink(), r"layer-0002\.\w+\.safetensors: missing"),
-    "manifest flipped": (lambda path: flip(path / "manifest.json"), "bad manifest: its seal"),
-    "manifest empty": (lambda path: (path / "manifest.json").write_bytes(b""), "bad manifest: it is not a manifest"),
-    "manifest deleted": (lambda path: (path / "manifest.json").unlink(), "its manifest.json is missing"),
-    "emptied": (lambda path: [one.unlink() for one in path.iterdir()], "its manifest.json is missing"),
-}
 
 
 def test_an_interrupted_save_stays_one_while_it_is_removed(folder, monkeypatch):
@@ -162,28 +156,6 @@ def test_a_manifest_that_is_published_between_two_looks_is_read(folder, monkeypa
     assert [type(examine(storage, folder)).__name__ for folder in folders_of(storage)] == ["Checkpoint"] * 2
 
 
-@pytest.mark.parametrize("newer", HARMS)
-@pytest.mark.parametrize("older", [*HARMS, "interrupted", "none"])
-def test_checkpoints_none_of_which_can_be_used_are_refused_by_name(folder, newer, older):
-    """Training from step 0 would write over them."""
-    harm, why = HARMS[newer]
-    harm(folder / "00000060")
-    patterns = [rf"00000060.*{why}"]
-    if older == "interrupted":
-        interrupt_save(folder / "00000040")
-    elif older == "none":
-        shutil.rmtree(folder / "00000040")
-    else:
-        HARMS[older][0](folder / "00000040")
-        patterns.append(rf"00000040.*{HARMS[older][1]}")
-    count = {2: "none of the 2 checkpoints", 1: "the only checkpoint"}[len(patterns)]
-    with pytest.raises(CheckpointError) as refused:
-        newest(folder)
-    assert count in str(refused.value)
-    assert re.search(".*".join(patterns), str(refused.value)), refused.value
-    assert "restore" in str(refused.value)
-
-
 def test_a_place_of_checkpoints_that_is_no_folder_is_refused(folder, tmp_path):
     """A link to a disk that is not mounted is no run without checkpoints."""
     for name, make in {
@@ -213,7 +185,6 @@ def test_what_only_has_a_checkpoints_name_is_refused_where_nothing_else_is_there
     ("changes", "said"),
     [
         ({"files": {}}, "its field files: "),
-        ({"notes": {"units": "many"}}, "its field notes: .*units is 'many'"),
         ({"notes": {"units": "12"}}, "its field notes: .*units is '12'"),
         ({"notes": {"units": -1}}, "its field notes: .*units is -1"),
         ({"notes": {"units": True}}, "its field notes: .*units is True"),
@@ -249,17 +220,10 @@ def test_another_versions_checkpoint_is_refused_by_name(folder, format, word):
     assert [bool(one.faults) for one in audit(Storage(folder))] == [True, False]
 
 
-def test_three_hundred_harmed_files_give_an_error_by_name_or_the_right_state(written, tmp_path):
-    (ends,) = run_processes(fuzz, 1, written, tmp_path, 300, 1)
-    assert sum(ends.values()) == 300
+def test_harmed_files_give_an_error_by_name_or_the_right_state(written, tmp_path):
+    (ends,) = run_processes(fuzz, 1, written, tmp_path, 200, 1)
+    assert sum(ends.values()) == 200
     assert min(ends[end] for end in ("the one before", "refused by name", "of this model")) > 0
-
-
-def test_twenty_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tmp_path):
-    (ends,) = run_processes(flip_bytes, 1, three_checkpoints(tmp_path), tmp_path, 20, 7)
-    assert sum(ends.values()) == 40
-    assert ends["flipped", "refused"] > 0
-    assert ends["flipped and deleted", "refused"] > 0
 
 
 def test_missing_and_extra_layers_are_refused_by_name(folder):

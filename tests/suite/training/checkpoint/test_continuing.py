@@ -8,28 +8,23 @@ import pytest
 
 from launch.backends.processes import run_processes
 from suite.errors import StorageError
-from suite.training.checkpoint import Saver, Storage, abandon_later, audit, in_order, list_checkpoints, newest_valid
+from suite.training.checkpoint import Saver, Storage, abandon_later, audit, in_order, list_checkpoints
 from suite.training.checkpoint.ownership import OWNER, check_owner, claim
 from suite.training.checkpoint.retention import KEEP_BEST, mark, rotate
 from tests.suite.pipeline.build import join
-from tests.suite.training.checkpoint.saves import LAYERS, Counting
+from tests.suite.training.checkpoint.saves import LAYERS, Counting, newest_of
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
-def newest(folder):
-    return newest_valid(folder, range(LAYERS), LAYERS, print)
-
-
-@pytest.mark.parametrize("error", [errno.EIO, errno.ESTALE], ids=["EIO", "ESTALE"])
 @pytest.mark.parametrize(
-    ("call", "path"),
+    ("call", "path", "error"),
     [
-        ("read", "00000060/layer-0004"),
-        ("size", "00000060/manifest"),
-        ("read", "00000060/manifest"),
-        ("names", "00000060"),
-        ("folders", ""),
+        ("read", "00000060/layer-0004", errno.ESTALE),
+        ("size", "00000060/manifest", errno.EIO),
+        ("read", "00000060/manifest", errno.EIO),
+        ("names", "00000060", errno.ESTALE),
+        ("folders", "", errno.EIO),
     ],
 )
 def test_storage_that_does_not_answer_is_no_damage_and_nothing_else_is_chosen(folder, monkeypatch, call, path, error):
@@ -42,9 +37,9 @@ def test_storage_that_does_not_answer_is_no_damage_and_nothing_else_is_chosen(fo
 
     monkeypatch.setattr(Storage, call, fails)
     with pytest.raises(StorageError, match=errno.errorcode[error]):
-        newest(folder)
+        newest_of(folder)
     monkeypatch.undo()
-    assert newest(folder).step == 60
+    assert newest_of(folder).step == 60
 
 
 def test_a_worker_that_cannot_read_ends_the_load_on_all(folder):
@@ -62,7 +57,7 @@ def loads_half(rank, world, rendezvous, folder):
 
         Storage.read = fails
     try:
-        newest_valid(folder, range(LAYERS), LAYERS, print)
+        newest_of(folder)
     except StorageError:
         return True
     return False
@@ -70,13 +65,13 @@ def loads_half(rank, world, rendezvous, folder):
 
 def test_checkpoints_after_the_step_that_a_run_continues_from_are_kept_and_not_used(folder):
     abandon_later(Storage(folder), 40)
-    assert newest(folder).step == 40
+    assert newest_of(folder).step == 40
     assert [(found.step, found.abandoned) for found in list_checkpoints(folder, print)] == [(60, True), (40, False)]
     assert [(found.step, found.checkpoint.abandoned) for found in audit(Storage(folder))] == [(60, True), (40, False)]
     for choice, step in ((None, 40), ("latest", 40), (60, 60)):
         assert in_order(list_checkpoints(folder, print), choice, "the run")[0].step == step
     abandon_later(Storage(folder), 60)  # back to the later one
-    assert newest(folder).step == 60
+    assert newest_of(folder).step == 60
 
 
 def test_abandoned_checkpoints_are_removed_once_the_next_one_is_published(folder):
@@ -116,10 +111,7 @@ class Refusing(Storage):
 def replace_abandoned(rank, world, rendezvous, location, storage_class):
     """Saves step 2 in place of an abandoned checkpoint, after a resume from step 1."""
     one = Counting(rank, world, rendezvous, location)
-    for step in (1, 2):
-        one.become(step)
-        one.saver.save(step, 0)
-        one.saver.wait()
+    one.save(1, 2)
     abandon_later(Storage(location), 1)
     later = Saver(storage_class(location), one.update, lambda units: {}, print, 1, 60.0, owner="b")
     one.become(2.5)
@@ -144,29 +136,25 @@ def test_an_abandoned_checkpoint_stays_until_a_save_of_its_step_replaces_it(tmp_
 
 
 def test_a_loaded_checkpoint_knows_the_best_one_that_is_still_there(folder):
-    assert newest(folder).best_step is None
+    assert newest_of(folder).best_step is None
     mark(Storage(folder), "00000060", KEEP_BEST)
-    assert newest(folder).best_step == 60
+    assert newest_of(folder).best_step == 60
     abandon_later(Storage(folder), 40)
-    assert newest(folder).best_step is None
+    assert newest_of(folder).best_step is None
     mark(Storage(folder), "00000040", KEEP_BEST)
-    assert newest(folder).best_step == 40
+    assert newest_of(folder).best_step == 40
 
 
 def owns(rank, world, rendezvous, folder, harm):
     """Saves twice; before the second save the checkpoints go to another driver, or their disk is gone."""
     said = []
     one = Counting(rank, world, rendezvous, folder, log=said.append)
-    one.become(1)
-    one.saver.save(1, 0)
-    one.saver.wait()
+    one.save(1)
     if harm == "claimed":
         claim(Storage(folder), "another driver")
     else:
         shutil.move(folder, f"{folder}-unmounted")
-    one.become(2)
-    one.saver.save(2, 0)
-    one.saver.wait()
+    one.save(2)
     return said
 
 

@@ -13,7 +13,6 @@ from suite.training.checkpoint.object_store import check_url, open_store
     "url",
     [
         "s3://AK:SECRET@bucket/x?region=us-east-1&endpoint_override=127.0.0.1:1&scheme=http",
-        "s3://AK:SECRET@bucket/x",
         "s3://AK:SEC/RET@bucket/x",
         "s3://AK@bucket/x",
         "s3://bucket/x?region=us-east-1",

@@ -1,8 +1,7 @@
-"""Saving beside the training: what is saved, what a failure does, what stays, and what a kill leaves."""
+"""Saving beside the training: what is saved, what a failure does, and what a kill leaves."""
 
 import os
 import resource
-import shutil
 import threading
 import time
 from collections import Counter
@@ -12,31 +11,27 @@ from unittest.mock import patch
 
 import pytest
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
 from suite.training.checkpoint import (
     Readers,
     Storage,
-    list_checkpoints,
     load_optimizer,
     load_values,
     newest_valid,
     reading,
-    writing,
 )
-from suite.training.checkpoint.async_save import ManifestJob
 from suite.training.checkpoint.ownership import OWNER
 from suite.training.checkpoint.reading import UNFINISHED, examine, folders_of
-from suite.training.checkpoint.retention import KEEP_LATEST, steps_to_keep
 from suite.training.checkpoint.storage import BEGUN
 from tests.suite.training.checkpoint.saves import (
     LAYERS,
     Counting,
     kill_during_saves,
     layer_path,
+    limit,
+    newest_of,
     restored,
     without_save_id,
 )
@@ -75,10 +70,7 @@ def outlives_its_save_point(rank, world, rendezvous, folder):
     the steps that were given up."""
     said, found, disk = [], [], Gated(folder)
     one = Counting(rank, world, rendezvous, disk, log=said.append, deadline_s=0.1)
-    for step in (1, 2):
-        one.become(step)
-        one.saver.save(step, 0)
-        one.saver.wait()
+    one.save(1, 2)
     found.append(restored(folder))
     disk.open.set()
     join_save(1)
@@ -157,9 +149,7 @@ def shared(rank, world, rendezvous, folder, damaged):
     its values, the replica whose buffer it has, and whether it still holds what it read."""
     noted, said = [], []
     one = Counting(rank, world, rendezvous, Counted(folder, noted), replicas=2, buffers=(2,))
-    for step in (1, 2):
-        one.become(step)
-        one.saver.save(step, 0)
+    one.save(1, 2)
     one.saver.finish(2, 0)
     dist.barrier()
     if rank == 0 and damaged is not None:
@@ -197,11 +187,6 @@ def test_replicas_share_writing_and_reading_and_all_have_the_same(tmp_path, dama
         assert bool(said) == (damaged is not None and rank == 0)
 
 
-def limit(size):
-    """Every write beyond ``size`` bytes of a file fails in this process, as on a full disk."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
 def fails(rank, world, rendezvous, folder):
     """Three saves that cannot be written by one of the workers, one that can, and then no more."""
     said = []
@@ -210,10 +195,8 @@ def fails(rank, world, rendezvous, folder):
     for step in range(1, 9):
         if rank == 1:
             limit(resource.RLIM_INFINITY if step in (1, 4) else 300)
-        one.become(step)
         try:
-            one.saver.save(step, 0)
-            one.saver.wait()
+            one.save(step)
         except CheckpointError as error:
             return seen, said, step, str(error)
         seen.append((restored(folder), len(Storage(folder).folders())))
@@ -231,26 +214,6 @@ def test_a_save_that_fails_is_said_leaves_the_old_one_and_is_tried_again_but_not
     assert ended == second[3]
     for part in ("3 checkpoints in a row", str(tmp_path), "the newest checkpoint is of step 4", "File too large"):
         assert part in ended
-
-
-def keeps_the_best(rank, world, rendezvous, folder):
-    """Returns which checkpoints there are after each save, and which of them are marked; 3 cannot be written."""
-    one, seen = Counting(rank, world, rendezvous, folder), []
-    for step in range(1, 9):
-        limit(300 if step == 3 else resource.RLIM_INFINITY)
-        one.become(step)
-        one.saver.save(step, 0, best=step in (1, 2, 3, 7))
-        one.saver.wait()
-        there = sorted(Storage(folder).folders())
-        seen.append(" ".join(f"{int(name)}{'*' * Path(folder, name, 'best').exists()}" for name in there))
-    return seen, [(each.step, each.best) for each in list_checkpoints(folder, print)], one.failed
-
-
-def test_the_best_checkpoint_is_kept_until_a_better_one_is_published(tmp_path):
-    ((seen, found, failed),) = run_processes(keeps_the_best, 1, str(tmp_path))
-    assert failed == [3]
-    assert seen == ["1*", "1* 2*", "1* 2*", "2* 4", "2* 4 5", "2* 5 6", "6 7*", "7* 8"]
-    assert found == [(8, False), (7, True)]
 
 
 def lasts(rank, world, rendezvous, folder, failures):
@@ -284,12 +247,10 @@ def test_the_last_save_is_tried_again_and_a_run_without_it_ends_with_an_error(tm
 def in_a_store(rank, world, rendezvous, place):
     """Returns what lies in an object store after saves, and what is loaded from it."""
     one = Counting(rank, world, rendezvous, place)
-    for step in (1, 2, 3):
-        one.become(step)
-        one.saver.save(step, 0)
+    one.save(1, 2, 3)
     one.saver.finish(3, 0)
     one.become(9)
-    found = newest_valid(place, range(LAYERS), LAYERS, print)
+    found = newest_of(place)
     load_values(found, one.stage)
     load_optimizer(found, one.update)
     values = {float(value) for p in one.stage.layers.parameters() for value in p.detach().flatten()}
@@ -314,89 +275,8 @@ def test_a_store_of_no_known_kind_is_a_sentence():
         Storage("nostore://bucket")
 
 
-def resumes_before(rank, world, rendezvous, folder):
-    """Saves 1, 2, 3, is taken up at 1 (2 and 3 were damaged, say) and saves 2 anew."""
-    one = Counting(rank, world, rendezvous, folder)
-    for step in (1, 2, 3):
-        one.become(step)
-        one.saver.save(step, 0)
-    one.saver.wait()
-
-
-def again(rank, world, rendezvous, folder):
-    one = Counting(rank, world, rendezvous, folder, start=2)
-    one.become(3)
-    one.saver.finish(3, 0)
-
-
-def test_a_future_that_a_resume_gave_up_is_written_over(tmp_path):
-    run_processes(resumes_before, 1, str(tmp_path))
-    layer_path(tmp_path / "00000003", 0).write_bytes(b"damaged")
-    (tmp_path / "00000003/good").touch()
-    (tmp_path / "00000007").mkdir()
-    run_processes(again, 1, str(tmp_path))
-    assert restored(tmp_path) == 3
-    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", OWNER]
-    assert not (tmp_path / "00000003/good").exists()
-
-
-def marks_good(rank, world, rendezvous, folder):
-    """Returns the step that each of four saves marks as good; no step between the second and the third is finite."""
-    one, marked = Counting(rank, world, rendezvous, folder), []
-
-    def job(notes, good_step, *rest):
-        marked.append(good_step)
-        return ManifestJob(notes, good_step, *rest)
-
-    writing.ManifestJob = job
-    for step in (1, 2):
-        one.become(step)
-        one.saver.save(step, 0)
-    one.saver.save(3, 0)
-    one.become(4)
-    one.saver.save(4, 0)
-    one.saver.wait()
-    return marked
-
-
-def test_a_checkpoint_is_good_once_a_finite_step_followed_it(tmp_path):
-    assert run_processes(marks_good, 1, str(tmp_path)) == [[None, 1, None, 3]]
-
-
-@given(st.lists(st.booleans(), max_size=60))
-def test_retention_keeps_the_newest_and_never_loses_the_last_good_one(finite):
-    """A save at each step; whether a finite step follows it is known before the next one."""
-    there: set[int] = set()
-    good: set[int] = set()
-    for step, follows in enumerate(finite, 1):
-        before, there = there, steps_to_keep(there | {step}, good)
-        assert there <= before | {step}
-        assert set(sorted(before | {step})[-KEEP_LATEST:]) <= there
-        assert len(there) <= KEEP_LATEST + 1
-        assert not good or max(good) in there
-        good |= {step} if follows else set()
-
-
 def test_kills_during_saves_leave_the_state_before_or_the_new_one(tmp_path):
-    assert sum(kill_during_saves(str(tmp_path), 4, seed=1)) == 4
-
-
-def test_retention_removes_a_link_and_leaves_what_it_leads_to(tmp_path):
-    place, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
-    run_processes(resumes_before, 1, str(place))
-    shutil.copytree(place / "00000002", elsewhere)
-    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
-    (place / "00000001").symlink_to(elsewhere)
-    run_processes(again, 1, str(place))
-    assert sorted(os.listdir(place)) == ["00000002", "00000003", OWNER]
-    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
-
-
-def test_retention_leaves_a_file_that_is_named_like_a_checkpoint_and_goes_on(tmp_path):
-    (tmp_path / "00000009").write_text("a person's")
-    (tmp_path / "notes").write_text("a person's")
-    run_processes(resumes_before, 1, str(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == ["00000002", "00000003", "00000009", "notes", OWNER]
+    assert sum(kill_during_saves(str(tmp_path), 3, seed=1)) == 3
 
 
 def test_a_save_that_is_under_way_can_be_told_from_a_checkpoint_without_its_manifest(tmp_path):
@@ -411,16 +291,12 @@ def test_a_save_that_is_under_way_can_be_told_from_a_checkpoint_without_its_mani
 def interrupted_save(rank, world, rendezvous, folder):
     """Returns what this worker saw of a save: after its mark and after each of its layers, before its share."""
     disk = Watched(folder)
-    one = Counting(rank, world, rendezvous, disk)
-    one.become(1)
-    one.saver.save(1, 0)
-    one.saver.wait()
+    Counting(rank, world, rendezvous, disk).save(1)
     return disk.seen
 
 
 class Watched(Storage):
-    """A folder that is looked at as soon as a mark or a layer is there. Behind a share the manifest may come at any
-    time."""
+    """A folder that is looked at as soon as a mark or a layer is there. The manifest may come right after a share."""
 
     def __init__(self, location):
         super().__init__(location)
