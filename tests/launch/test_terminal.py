@@ -13,7 +13,7 @@ from rich.table import Table
 
 from experiments.report.page import Page, Section
 from launch.terminal import Terminal
-from launch.tracking.progress import Bar, Update
+from launch.tracking.progress import Bar
 
 TITLE, CLIPBOARD, RED, UP = "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x1b\\", "\x1b[31m", "\x1b[2A"
 
@@ -24,9 +24,9 @@ def test_a_terminal_obeys_no_escape_sequence_of_a_text():
     table = Table("run" + TITLE)
     table.add_row(f"name{UP}")
     console.print(f"log {TITLE}{CLIPBOARD}{RED}line\x1b\x9b", table, os.fsdecode(b"caf\xe9"))
-    bar = Bar(console)
+    bar = Bar(console, 2, 1)
     bar.start()
-    bar.show(Update(1, 2, ((0, f"loss{TITLE}"),), 1.0))
+    bar.show(1, [(0, f"loss{TITLE}")])
     console.print(f"from a job{CLIPBOARD}")
     bar.stop()
     printed = out.getvalue()
