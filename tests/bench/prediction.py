@@ -17,7 +17,7 @@ from launch.planning.layer_costs import MeasuredCosts
 from launch.runs.store import RUNS
 from launch.worker import measure
 from launch.worker.devices import cores
-from models import resnet, transformer
+from models import transformer
 from models.language_model import LanguageModelShape
 from models.loss import ClassificationLoss, TranslationLoss
 from models.transformer import TransformerShape
@@ -29,6 +29,7 @@ from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import PipelineSettings
 from tests.gpu.peak import measure_peak_bytes
+from tests.models import resnet
 
 ROUNDS = 3
 """Rounds of planning and running, alternating."""

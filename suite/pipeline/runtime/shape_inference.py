@@ -5,12 +5,14 @@ Results are cached by layer structure and input specs: of a stack of equal layer
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from suite.pipeline.model.layer_copy import copied
@@ -74,8 +76,16 @@ def _run_on(
     device: torch.device, layer: nn.Module, inputs: Boundary, cast: Callable[[Tensors], Tensors] = tuple
 ) -> tuple[Boundary, tuple[OpenSkip, ...]]:
     tensors = [spec.empty(device).requires_grad_(spec.needs_gradient) for spec in inputs]
+    before = _states()
     with torch.enable_grad():
         results, count = cast(as_tuple(layer(*tensors))), len(stashes_of(layer))
+    # a layer that draws numbers may have taken a way without gradients, as one that drops itself now and then
+    may_need = before != _states() and any(t.requires_grad for t in (*tensors, *layer.parameters()))
+
+    def spec_of(tensor: Tensor) -> TensorSpec:
+        spec = TensorSpec.of(tensor)
+        return replace(spec, needs_gradient=spec.needs_gradient or (may_need and tensor.is_floating_point()))
+
     outputs = results[: len(results) - count]
     stashed = []
     for number, skip in enumerate(results[len(outputs) :], len(outputs)):
@@ -83,8 +93,14 @@ def _run_on(
         # of several skips that are one output, only the first counts as it (``skip.shared_as_views`` says why)
         is_first = all(tensor is not skip for tensor in results[len(outputs) : number])
         same_as_output = first if first < len(outputs) and is_first else None
-        stashed.append(OpenSkip("", TensorSpec.of(skip), same_as_output))
-    return tuple(map(TensorSpec.of, outputs)), tuple(stashed)
+        stashed.append(OpenSkip("", spec_of(skip), same_as_output))
+    return tuple(map(spec_of, outputs)), tuple(stashed)
+
+
+def _states() -> tuple[object, ...]:
+    """Returns the states of the generators whose numbers a forward without values can read."""
+    kind, keys, *rest = np.random.get_state()
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
 @contextmanager

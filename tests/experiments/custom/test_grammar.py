@@ -11,11 +11,14 @@ import pytest
 from tests.experiments.custom.grammar import PRODUCTIONS, draw
 from tests.experiments.custom.grammar_run import outcomes, refusal
 
+FOUND = (1029,)
+"""Seeds that trained something else: a first layer that drops itself got no gradient (mended)."""
+
 COUNT = int(os.environ.get("RANDOM_LAYERS", "50"))
 
 
 def test_models_train_as_plain_pytorch_or_are_refused_in_one_sentence():
-    found = outcomes([f"{draw.__name__}:seed_{seed}" for seed in range(COUNT)])
+    found = outcomes([f"{draw.__name__}:seed_{seed}" for seed in (*range(COUNT), *FOUND)])
     counts = Counter(said.split(":")[0] for said in found.values())
     assert not {source: said for source, said in found.items() if said.split(":")[0] not in ("trained", "refused")}
     assert counts["trained"] > COUNT / 2, counts

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models import blocks, resnet, transformer
+from models import blocks, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.pipeline.planning import measure as measuring
 from suite.pipeline.planning.costs import LayerCost, check_costs
@@ -23,6 +23,7 @@ from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import OptimizerSettings
 from suite.training import adafactor
 from suite.training.stage_optimizer import single_device_update
+from tests.models import resnet
 from tests.suite.pipeline.freezing import FREEZES, freeze
 from tests.suite.pipeline.planning.costs import without_bytes
 from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers

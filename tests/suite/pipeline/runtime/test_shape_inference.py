@@ -1,7 +1,9 @@
 """Inferred shapes and types are those of a run on the device, in bf16 too, for layers of any kind."""
 
+import random
 from threading import Thread
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -92,3 +94,28 @@ def test_a_model_in_bf16_can_be_estimated(model):
                         for part in (batch.inputs, batch.targets)))  # fmt: skip
     costs = estimate(layers, SummedLoss(spec, targets=1), data, DEVICES["H100"], OptimizerSettings(precision="bf16"))
     assert len(costs) == len(layers)
+
+
+class Drops(nn.Module):
+    """Drops its branch now and then, by Python's or numpy's numbers."""
+
+    def __init__(self, draw):
+        super().__init__()
+        self.linear, self.draw = nn.Linear(8, 8), draw
+
+    def forward(self, x):
+        return x if self.draw() < 0.5 else self.linear(x)
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.rand()], ids=["Python", "numpy"])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_layer_that_drops_itself_needs_a_gradient_whatever_was_drawn(draw, bf16):
+    x = torch.randn(2, 8)
+    for seed in range(20):
+        random.seed(seed)
+        np.random.seed(seed)
+        layers = [on_meta(Drops(draw)), on_meta(nn.Dropout(0.5)), on_meta(nn.Tanh())]
+        cuts = ShapeInference(layers, bf16).infer_all(CutSpec.of([x]))
+        assert [cut.main[0].needs_gradient for cut in cuts] == [False, True, True, True]
+    frozen = on_meta(Drops(draw).requires_grad_(False))
+    assert not ShapeInference([frozen], bf16).infer_all(CutSpec.of([x]))[-1].main[0].needs_gradient
