@@ -153,7 +153,6 @@ class _Stage:
         """Builds this worker, and trains to the end."""
         experiment, attempt, coord, settings = self.experiment, self.attempt, self.coord, self.experiment.train
         with self.status.waiting_for("the other workers' start", self.plan.timeout_s):
-            # the stage, its links and its weights
             layers, loss = experiment.build()
             set_logits_bytes(layers, self.plan.logits_bytes)
             cells = cell_ranges(self.plan.cells, len(layers))
@@ -162,7 +161,6 @@ class _Stage:
             executor, groups = make_executor(coord, model, self.device, precision, settings.seed, self.status)
             loaded, vocabulary = load_weights(experiment, attempt, executor, groups, self.log)
             start, notes = (loaded.step, loaded.notes) if loaded is not None else (0, {})
-            # the optimizer
             sync_stats, factors = getattr(settings, "sync_batchnorm_stats", True), experiment.update_factors
             optimizer = make_stage_optimizer(executor, groups, model, experiment.optimizer, sync_stats, factors)
             if loaded is not None:

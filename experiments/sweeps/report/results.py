@@ -205,6 +205,8 @@ def is_scored(member: Member, record: dict[str, Any], scores: dict[str, Any]) ->
     """Whether scores are of the finished run with the sweep's scoring settings; others are not comparable."""
     if member.scoring is None:
         return True
+    if not scores:
+        return False
     wanted = {"step": scored_step(record), "beam": member.scoring.beam, "max_pairs": member.scoring.max_pairs}
     assert isinstance(member.experiment, TranslationExperiment)
     text = member.experiment.text

@@ -52,7 +52,7 @@ def folder_of_runs(tmp_path_factory, cache):
         notes = {"vocabulary": data.digest}
         manifest = Manifest(step=7, written=time.time(), files=files, notes=notes)
         storage.write("00000007/manifest.json", manifest.encode())
-        yield folder
+    return folder
 
 
 @pytest.fixture

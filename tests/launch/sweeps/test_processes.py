@@ -113,9 +113,18 @@ def test_a_member_is_interrupted_when_its_sweep_is_killed(tmp_path):
     wait_for(lambda: not psutil.pid_exists(pid))
 
 
+MEMBER = """#!{}
+import pathlib, signal, subprocess
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in what it starts in the background
+worker = subprocess.Popen(["sleep", "60"])
+pathlib.Path("worker").write_text(str(worker.pid))
+worker.wait()
+"""
+
+
 def test_ending_a_member_ends_its_workers_too(tmp_path, monkeypatch):
     member = tmp_path / "member"
-    member.write_text("#!/bin/sh\nsleep 60 &\necho $! > worker\nwait\n")
+    member.write_text(MEMBER.format(sys.executable))
     member.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(member))
