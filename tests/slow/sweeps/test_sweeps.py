@@ -105,9 +105,9 @@ def test_a_killed_member_is_resumed_and_one_that_fails_again_is_named(start):
     sweep.wait(code=1)
     first, second = (sweep.attempts(name) for name in ("twin-0", "twin-1"))
     (end_of_second,) = [line["ended"] for line in second if line.get("outcome") == "done"]
-    assert first[0]["began"] < end_of_second
-    assert second[0]["began"] < next(line["began"] for line in first if line.get("attempt") == 2)
-    assert ["outcome" in line for line in first if line["attempt"] == 1] == [False]  # its driver was killed
+    assert sweep.began("twin-0")[0] < end_of_second
+    assert sweep.began("twin-1")[0] < sweep.began("twin-0")[1]
+    assert not any("outcome" in line for line in first if line.get("attempt") == 1)  # its driver was killed
     (done,) = [line for line in first if line.get("outcome") == "done"]
     assert done["start"] >= 10
     assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
