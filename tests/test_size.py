@@ -19,7 +19,7 @@ BUDGETS = {
     "launch/jobs": 657,
     "launch/planning": 516,
     "launch/runs": 508,
-    "launch/supervision": 721,
+    "launch/supervision": 722,
     "launch/sweeps": 588,
     "launch/tracking": 564,
     "launch/train": 754,

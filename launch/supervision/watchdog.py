@@ -229,8 +229,9 @@ class Watchdog:
         return max(steps, default=None)
 
     def trains(self) -> bool:
-        """Whether steps are being done now."""
-        return 0 < (self.last_step or 0) < self._steps
+        """Whether steps are being done now: this attempt has done one, and not the last."""
+        has_begun = any(heartbeat.steps_done for heartbeat in list(self.heartbeats.values()))
+        return has_begun and (self.last_step or 0) < self._steps
 
     @property
     def should_stop(self) -> bool:

@@ -12,20 +12,10 @@ import pytest
 from launch.runs.store import RunFolder
 from launch.supervision.attempt_log import read_attempt_lines
 from suite.training.metrics import read_steps
+from tests.launch.backends.test_env_ranks import OWN
 from tests.launch.command_line import environment, gpipe_here
 
-OWN = """
-import torch
-from torch import nn
-from suite import TrainSpec
-
-def small():
-    rows = [(torch.randn(4), at % 2) for at in range(16)]
-    return TrainSpec(
-        layers=[nn.Linear(4, 4), nn.Linear(4, 2)], loss=nn.CrossEntropyLoss(), train=rows, batch_size=8, stages=2,
-        micro_batches=2, steps=1000000, settings="train.checkpoint_every=1000000 tracking.wandb=disabled",
-    )
-"""
+LONG = OWN.replace("steps=6", "steps=1000000").replace("checkpoint_every=2", "checkpoint_every=1000000")
 COMMANDS = {
     "local": [sys.executable, "-m", "launch.cli"],
     "ray": [sys.executable, "-m", "launch.cli"],
@@ -45,7 +35,7 @@ def wait_for(condition, process, printed):
     ("launcher", "to"), [("local", "command"), ("local", "group"), ("ray", "command"), ("env", "command")]
 )
 def test_a_run_saves_and_goes_on_with_the_same_bits(launcher, to, tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "own.py").write_text(LONG)
     printed = tmp_path / "printed"
     with printed.open("w") as file:
         process = subprocess.Popen(
