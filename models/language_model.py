@@ -28,7 +28,7 @@ __all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
 
 def layers(shape: LanguageModelShape) -> list[nn.Module]:
     """Returns the ``shape.list_length`` layers in order; under ``torch.device("meta")`` they cost no memory."""
-    return [Embedding(shape), *(Block(shape) for _ in range(shape.layers)), Head(shape)]
+    return [Embedding(shape), *(Block(shape) for _ in range(shape.blocks_per_stack)), Head(shape)]
 
 
 class Embedding(TokenEmbedding):

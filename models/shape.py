@@ -32,13 +32,12 @@ BEGIN, END = 2, 3
 class TransformerShape:
     """An encoder-decoder Transformer T(L, H, A).
 
-    ``layers`` (L) is the number of encoder layers and also the number of decoder layers, so T(64, ...) is the paper's
-    128-layer model. The attention width is ``head_width * heads`` whatever ``width`` is: the only reading of the paper
-    that gives its 3B and 6B.
+    T(64, ...) is the paper's 128-layer model. The attention width is ``head_width * heads`` whatever ``width`` is: the
+    only reading of the paper that gives its 3B and 6B.
     """
 
-    layers: Count
-    """L: encoder layers, and as many decoder layers."""
+    blocks_per_stack: Count
+    """L: blocks of the encoder, and as many of the decoder."""
     width: Even
     """Width of the residual stream."""
     feed_forward: Count
@@ -56,9 +55,9 @@ class TransformerShape:
     logit_clip: Annotated[float | None, Field(gt=0)] = 30.0
     """Bound of the logits' magnitude."""
     depth_scaled_init: bool = True
-    """Whether feed-forward output matrices start divided by model.layers."""
+    """Whether feed-forward output matrices start divided by model.blocks_per_stack."""
     residual_scale: Scale = None
-    """Output matrices of blocks start and learn times this / (2 x layers); none: as depth_scaled_init says
+    """Output matrices of blocks start and learn times this / (2 x blocks_per_stack); none: as depth_scaled_init says
     (docs/depth.md)."""
 
     def __post_init__(self) -> None:
@@ -76,22 +75,22 @@ class TransformerShape:
     @property
     def output_scales(self) -> tuple[float, float]:
         """Factors of the start of the output matrices of attention and of feed-forward blocks."""
-        paper = (1.0, 1 / self.layers if self.depth_scaled_init else 1.0)
+        paper = (1.0, 1 / self.blocks_per_stack if self.depth_scaled_init else 1.0)
         scale = output_scale(self)
         return paper if scale is None else (scale, scale)
 
     @property
     def list_length(self) -> int:
         """Length of the layer list: both stacks, an embedding before each, and the head."""
-        return 2 * self.layers + 3
+        return 2 * self.blocks_per_stack + 3
 
 
 @dataclass(frozen=True, config=SHAPE_CONFIG)
 class LanguageModelShape:
     """A Transformer-L; the defaults are the paper's (section 3), which names no dropout."""
 
-    layers: Count
-    """L: blocks."""
+    blocks_per_stack: Count
+    """L: blocks, which are one stack."""
     width: Even = 2048
     """Width of the model."""
     feed_forward: Count = 8192
@@ -105,7 +104,8 @@ class LanguageModelShape:
     dropout: Share = 0.0
     """Dropout probability."""
     residual_scale: Scale = None
-    """Output matrices of blocks start and learn times this / (2 x layers); none: they start divided by model.layers."""
+    """Output matrices of blocks start and learn times this / (2 x blocks_per_stack); none: they start divided by
+    model.blocks_per_stack."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -119,7 +119,7 @@ class LanguageModelShape:
         input of the softmax. Here there is none, and with L plain attentions the residual stream and the initial logits
         would grow as sqrt(L).
         """
-        scale = output_scale(self) or 1 / self.layers
+        scale = output_scale(self) or 1 / self.blocks_per_stack
         return scale, scale
 
     @property
@@ -134,7 +134,7 @@ class LanguageModelShape:
     @property
     def list_length(self) -> int:
         """Length of the layer list: the blocks, the embedding before and the head after them."""
-        return self.layers + 2
+        return self.blocks_per_stack + 2
 
 
 BlockShape = TransformerShape | LanguageModelShape
@@ -148,4 +148,4 @@ def output_scale(shape: BlockShape) -> float | None:
     whatever its size, and a stack of L layers has about 2L blocks. So one step moves the stream 2L times as far as with
     one block, and with ``residual_scale / 2L`` equally far at every depth.
     """
-    return None if shape.residual_scale is None else shape.residual_scale / (2 * shape.layers)
+    return None if shape.residual_scale is None else shape.residual_scale / (2 * shape.blocks_per_stack)

@@ -27,8 +27,8 @@ __all__ = ["DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
 
 def layers(shape: TransformerShape) -> list[nn.Module]:
     """Returns the ``shape.list_length`` layers in order; under ``torch.device("meta")`` they cost no memory."""
-    encoder = [EncoderLayer(shape) for _ in range(shape.layers)]
-    decoder = [DecoderLayer(shape) for _ in range(shape.layers)]
+    encoder = [EncoderLayer(shape) for _ in range(shape.blocks_per_stack)]
+    decoder = [DecoderLayer(shape) for _ in range(shape.blocks_per_stack)]
     return [SourceEmbedding(shape), *encoder, TargetEmbedding(shape), *decoder, Head(shape)]
 
 

@@ -31,7 +31,7 @@ from suite.settings import FrozenRecord, LoopSettings, OptimizerSettings, Pipeli
 from suite.training.trackers import Tracker
 from suite.training.validation import Criterion
 
-FORMAT = 4
+FORMAT = 5
 """Of an experiment's file. Raise it when settings are renamed or removed: runs of another format are refused."""
 
 

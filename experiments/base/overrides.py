@@ -43,7 +43,7 @@ OTHER_NAMES = {
     "train.checkpoint_every": "save_every save_steps save_interval",
     "train.validate_every": "eval_every eval_steps eval_interval",
     "train.batch_tokens train.batch_sequences train.batch_images train.batch_rows": "batch_size global_batch_size",
-    "model.layers": "l depth n_layer num_layers num_hidden_layers",
+    "model.blocks_per_stack model.layers": "l layers depth n_layer num_layers num_hidden_layers",
     "model.width": "d_model hidden_size n_embd",
     "text.length text.max_length": "seq_len seq_length block_size context_length",
     # values

@@ -22,7 +22,7 @@ from suite.settings import DocumentSettings, DocumentTrainSettings, OptimizerSet
 
 LAPTOP_STEPS, LAPTOP_WARMUP_STEPS = 4000, 100
 
-LAPTOP_LAYERS = 128
+LAPTOP_BLOCKS = 128
 """Two cores cannot train more blocks of this width."""
 
 
@@ -82,7 +82,7 @@ class LanguageModelExperiment(TextExperiment):
         vocabulary, length = self.text.vocabulary // 32, self.text.length // 8
         model = replace(
             self.model,
-            layers=min(self.model.layers, LAPTOP_LAYERS),
+            blocks_per_stack=min(self.model.blocks_per_stack, LAPTOP_BLOCKS),
             width=self.model.width // 32,
             feed_forward=self.model.feed_forward // 32,
             heads=self.model.heads // 16,

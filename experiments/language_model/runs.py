@@ -54,7 +54,7 @@ def language_model(
     shape: LanguageModelShape, pipeline: PipelineSettings, sequences: int = SEQUENCES
 ) -> LanguageModelExperiment:
     """Returns a model that is only planned or measured, with the default optimizer."""
-    run = transformer(shape.layers)
+    run = transformer(shape.blocks_per_stack)
     return run.model_copy(
         update={
             "model": shape,

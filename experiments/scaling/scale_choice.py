@@ -118,7 +118,7 @@ def fit_to_cluster(experiment: Experiment, cluster: Cluster) -> Experiment:
 
 
 HEADLINES = (
-    *("model.layers", "model.width", "model.feed_forward", "model.heads", "model.filters"),
+    *("model.blocks_per_stack", "model.layers", "model.width", "model.feed_forward", "model.heads", "model.filters"),
     *("text.", "images.source", "images.size", "pipeline.", "train.batch", "train.steps"),
 )
 """Prefixes of the settings whose change the one line names; ``shrunk`` lists all changes."""

@@ -20,7 +20,7 @@ from experiments.sweeps.members.few_pairs import ALONE, NAME, RULES, alone, case
 from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.report.figures import draw_lines, with_margins
 from experiments.sweeps.report.margins import mean_and_margin
-from experiments.sweeps.report.results import CHRF, DISTINCT, NLL, PLAIN, Metric, Results, Run, scored_step
+from experiments.sweeps.report.results import CHRF, NLL, Metric, Results, Run, scored_step
 from experiments.sweeps.report.score_tables import by_direction
 from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import text_sweep
@@ -32,9 +32,7 @@ MEASURES = {
     "test NLL": NLL,
     "chrF": CHRF,
     "BLEU": Metric("bleu"),
-    "chrF, no placeholders": Metric("chrf", PLAIN),
-    "test NLL, no near-duplicates": Metric("nll", DISTINCT),
-    "chrF, no near-duplicates": Metric("chrf", DISTINCT),
+    "chrF, no placeholders": Metric("chrf", plain=True),
 }
 
 PAPER = "one multilingual model beats bilingual ones, most on low-resource languages"

@@ -82,7 +82,7 @@ class Case:
         clipped, unclipped = ("", "") if self.clipped else ("-unclipped", "model.logit_clip=none")
         name = f"{self.start.replace(' ', '-')}-{self.layers}-{self.optimizer}-x{self.factor:g}{clipped}-{seed}"
         run = run.with_settings(
-            f"model.layers={self.layers} {STARTS[self.start]} {unclipped} optimizer.name={self.optimizer} "
+            f"model.blocks_per_stack={self.layers} {STARTS[self.start]} {unclipped} optimizer.name={self.optimizer} "
             f"optimizer.learning_rate={self.factor * rate} train.seed={seed} train.layer_stats_every=10 "
             f"train.max_nonfinite_steps={run.train.steps}"
         )

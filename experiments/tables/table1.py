@@ -39,7 +39,7 @@ def transformer_table(report: ReportProgress) -> Table:
     ours = bytes_per_parameter(OptimizerSettings(), replicas=1)
 
     def row(at: int, pipeline: PipelineSettings, bytes_each: float, limit: int) -> list[Value]:
-        work = language_model(LanguageModelShape(layers=1), pipeline.model_copy(update={"stages": 1}))
+        work = language_model(LanguageModelShape(blocks_per_stack=1), pipeline.model_copy(update={"stages": 1}))
         embedding, block, head = _estimated(work, "TPUv3")
 
         def costs(layers: int) -> Costs:

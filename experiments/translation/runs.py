@@ -32,7 +32,7 @@ def t12_400m() -> TranslationExperiment:
     return TranslationExperiment(
         name="t12_400m",
         scale="paper",
-        model=TransformerShape(layers=6, width=1024, feed_forward=8192, heads=16, vocabulary=64_000),
+        model=TransformerShape(blocks_per_stack=6, width=1024, feed_forward=8192, heads=16, vocabulary=64_000),
         text=TextSettings(corpus=CORPUS, vocabulary=64_000, temperature=5.0, max_length=128),
         pipeline=PipelineSettings(stages=1, micro_batches=256, replicas=8, remat="auto"),
         optimizer=OptimizerSettings(
@@ -48,28 +48,28 @@ def t12_400m() -> TranslationExperiment:
 
 def t24_1_3b_wide() -> TranslationExperiment:
     """T(12, 16384, 32), 1.24B parameters: the wide model of the depth-width pair."""
-    return _derived("t24_1_3b_wide", layers=12, feed_forward=16_384, heads=32, stages=2)
+    return _derived("t24_1_3b_wide", blocks=12, feed_forward=16_384, heads=32, stages=2)
 
 
 def t48_1_3b_deep() -> TranslationExperiment:
     """T(24, 8192, 16), 1.24B parameters: as large as the wide model, but clearly better on low-resource languages."""
-    return _derived("t48_1_3b_deep", layers=24, feed_forward=8192, heads=16, stages=4)
+    return _derived("t48_1_3b_deep", blocks=24, feed_forward=8192, heads=16, stages=4)
 
 
 def t64_3b() -> TranslationExperiment:
     """T(32, 16384, 32), 3.09B parameters."""
-    return _derived("t64_3b", layers=32, feed_forward=16_384, heads=32, stages=8)
+    return _derived("t64_3b", blocks=32, feed_forward=16_384, heads=32, stages=8)
 
 
 def t128_6b() -> TranslationExperiment:
     """T(64, 16384, 32), 6.04B parameters: 64 encoder and 64 decoder layers over 16 stages, the paper's largest."""
-    return _derived("t128_6b", layers=64, feed_forward=16_384, heads=32, stages=16)
+    return _derived("t128_6b", blocks=64, feed_forward=16_384, heads=32, stages=16)
 
 
-def _derived(name: str, *, layers: int, feed_forward: int, heads: int, stages: int) -> TranslationExperiment:
+def _derived(name: str, *, blocks: int, feed_forward: int, heads: int, stages: int) -> TranslationExperiment:
     """Returns the 400M run with another shape and K. All else is equal, so that runs are comparable."""
     base = t12_400m()
-    model = TransformerShape(layers, base.model.width, feed_forward, heads, base.model.vocabulary)
+    model = TransformerShape(blocks, base.model.width, feed_forward, heads, base.model.vocabulary)
     pipeline = base.pipeline.model_copy(update={"stages": stages})
     return base.model_copy(update={"name": name, "model": model, "pipeline": pipeline})
 
@@ -88,7 +88,7 @@ def romance_strings() -> TranslationExperiment:
     return TranslationExperiment(
         name="romance_strings",
         scale="laptop",
-        model=TransformerShape(layers=3, width=128, feed_forward=512, heads=4, vocabulary=4000, head_width=32),
+        model=TransformerShape(3, width=128, feed_forward=512, heads=4, vocabulary=4000, head_width=32),
         text=TextSettings(
             corpus="catalogues", corpus_languages=ROMANCE, vocabulary=4000, temperature=2.0, max_length=24
         ),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class TextRule:
     """Scale ``laptop``'s divisors for the sizes of a run on text, and its settings. Only sweeps divide the depth."""
 
-    layers_by: float = 1
-    most_layers: int | None = None
+    blocks_by: float = 1
+    most_blocks: int | None = None
     """Largest number of encoder layers, and of decoder layers."""
     most_stages: int | None = None
     """Largest K; 1 lets a sweep on two cores train two models at a time."""
@@ -55,7 +55,7 @@ class TextRule:
 LAPTOP = TextRule()
 
 SLICE = TextRule(
-    most_layers=4, most_stages=2, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1,
+    most_blocks=4, most_stages=2, width_by=1, feed_forward_by=1, heads_by=1, head_width_by=1, vocabulary_by=1,
     max_length=128, micro_batches=4, schedule="fill_drain", remat="except_last", batch_tokens=512, steps=30,
     checkpoint_every=15, valid_pairs=32, dropout=0.1, residual_scale=None, optimizer="adafactor", learning_rate=3e-3,
     warmup_steps=10, lr_decay="inverse_sqrt", max_grad_norm=None, precision="bf16",
@@ -65,7 +65,7 @@ steps. Up to 500M parameters, which two cores and 16 GiB hold. It tests what pap
 """
 
 TINY_TEXT = TextRule(
-    layers_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
+    blocks_by=12, width_by=64, feed_forward_by=512, head_width_by=8, vocabulary_by=50, corpus="django",
     corpus_languages=("de", "es", "nl"), train_pairs=("nl:200",), max_length=16, micro_batches=2, batch_tokens=128,
     steps=4, checkpoint_every=2, valid_pairs=16, warmup_steps=2, threads=1,
 )  # fmt: skip
@@ -78,13 +78,13 @@ def shrunk_by(
     """Returns a run shrunk by a rule, with every change listed in ``shrunk``. A sweep's scale such as ``laptop_long``
     gives runs of scale ``laptop``."""
     stages = min(paper.stages_on(cluster), rule.most_stages or paper.pipeline.stages)
-    vocabulary = paper.text.vocabulary // rule.vocabulary_by
+    blocks, vocabulary = paper.model.blocks_per_stack, paper.text.vocabulary // rule.vocabulary_by
     small = paper.model_copy(
         update={
             "scale": scale.partition("_")[0],
             "model": replace(
                 paper.model,
-                layers=min(max(1, round(paper.model.layers / rule.layers_by)), rule.most_layers or paper.model.layers),
+                blocks_per_stack=min(max(1, round(blocks / rule.blocks_by)), rule.most_blocks or blocks),
                 width=paper.model.width // rule.width_by,
                 feed_forward=paper.model.feed_forward // rule.feed_forward_by,
                 heads=max(1, paper.model.heads // rule.heads_by),

@@ -36,7 +36,6 @@ from suite.data.text.text import TextData
 from suite.data.text.tokenizer import END_ID, ENGLISH
 from suite.decoding.beam import LENGTH_PENALTY
 from suite.errors import DataError
-from suite.evaluation.overlap import Overlap, pair_overlaps
 from suite.evaluation.scores import (
     FEWEST_PAIRS,
     MEASURES,
@@ -70,15 +69,13 @@ class Direction:
         """As in the file names."""
         return f"{self.source}-{self.target}"
 
-    def record(self, translations: Sequence[str], nll: Sequence[float], overlaps: Sequence[Overlap]) -> dict[str, Any]:
-        """Returns the scores of all pairs, of those without a placeholder in their English, and of those without
-        an overlap."""
+    def record(self, translations: Sequence[str], nll: Sequence[float]) -> dict[str, Any]:
+        """Returns the scores of all pairs, and of those without a placeholder in their English."""
         tokens = [len(target) + 1 for target in self.targets]
         pairs = TranslatedPairs(self.lines, translations, self.references, nll, tokens)
         english = self.lines if self.source == ENGLISH else self.references
         plain = [at for at, text in enumerate(english) if not PLACEHOLDER.search(text)]
-        distinct = [at for at, overlap in enumerate(overlaps) if overlap == Overlap.NONE]
-        return pairs.record({"plain": plain, "distinct": distinct})
+        return pairs.record(plain)
 
 
 def score_from_cli(requested: str, settings: str, console: Console, choice: Choice = None) -> None:
@@ -119,7 +116,6 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
     references = ForcedScoring([[*target, END_ID] for direction in chosen_directions for target in direction.targets])
     losses = decode(run, sources, references, stages, console, lambda at, losses: None, choice).results
     nll = [sum(of_tokens) for of_tokens in losses]
-    overlaps = pair_overlaps(data, rows)
     texts = [one_line(text) for text in data.tokenizer.batch_decode(written.results, skip_special_tokens=True)]
     run.scores.unlink(missing_ok=True)  # an interruption must not leave it beside other texts
     shutil.rmtree(run.path / "scores", ignore_errors=True)
@@ -130,7 +126,7 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         part = slice(start, start + len(direction.sources))
         start = part.stop
         _write(run.path / "scores", direction, texts[part])
-        records[direction.name] = direction.record(texts[part], nll[part], overlaps[direction.language])
+        records[direction.name] = direction.record(texts[part], nll[part])
     record = {
         "step": written.step,
         "checkpoint": kind_of_checkpoint(run, experiment, written.step),
@@ -142,9 +138,6 @@ def _score(run: RunFolder, settings: ScoreSettings, console: Console, choice: Ch
         "seconds": written.seconds,
         "sentences_per_second": len(sources) / written.seconds,
         "signatures": signatures(),
-        "overlap": {
-            language: {kind.name.lower(): found.count(kind) for kind in Overlap} for language, found in overlaps.items()
-        },
         **_means(records, chosen_directions, data, experiment),
     }
     write_atomically(run.path / "scores.json", json.dumps(record, indent=1) + "\n")

@@ -239,7 +239,7 @@ class _Stage:
             trackers += [wandb, *self.experiment.trackers()]
             run_id = wandb.run_id
         # rank 0 writes it to the manifest
-        return trackers, broadcast(run_id, self.coord.rank_of(0, self.coord.placement.last_stage))
+        return trackers, broadcast(run_id, self.coord.rank_of(0, self.coord.placement.loss_stage))
 
     def _fingerprints(self, executor: Executor, optimizer: StageOptimizer, start: int) -> Fingerprints | None:
         steps, pipeline = self.experiment.train.fingerprint_steps, self.experiment.pipeline

@@ -69,16 +69,15 @@ class TranslatedPairs:
     tokens: Sequence[int]
     """Tokens of each reference, its end mark included."""
 
-    def record(self, parts: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        """Returns the scores of all pairs, and of parts of them: their places by the part's name.
+    def record(self, plain: Sequence[int]) -> dict[str, Any]:
+        """Returns the scores of all pairs, and of those at the places ``plain``.
 
-            {"pairs", "nll", "bleu", "chrf", "copy": {"bleu", "chrf"}, "<part>": {"pairs", "nll", ...}}
+            {"pairs", "nll", "bleu", "chrf", "copy": {"bleu", "chrf"}, "plain": {"pairs", "nll", ...}}
 
         ``nll`` is the mean per reference token. ``copy`` scores the sources themselves: names and placeholders stay the
         same in a translation, so even a copied source scores well. Without pairs the scores are None.
         """
-        of_parts = {name: self._scores(places) for name, places in parts.items()}
-        return {**self._scores(range(len(self.references))), **of_parts}
+        return {**self._scores(range(len(self.references))), "plain": self._scores(plain)}
 
     def _scores(self, places: Sequence[int]) -> dict[str, Any]:
         if not places:

@@ -47,7 +47,7 @@ class EncoderDecoder(SingleThreadWorkload):
     pipeline = PIPELINE
 
     def build(self) -> tuple[list[nn.Module], nn.Module]:
-        shape = TransformerShape(layers=4, width=256, feed_forward=1024, heads=4, vocabulary=4000)
+        shape = TransformerShape(blocks_per_stack=4, width=256, feed_forward=1024, heads=4, vocabulary=4000)
         with meta_device():
             return transformer.layers(shape), TranslationLoss(0.1)
 
@@ -77,7 +77,9 @@ class Convolutional(SingleThreadWorkload):
 
 def decoder_only() -> LanguageModelExperiment:
     """Returns a Transformer-8 of width 512: one kind of layer, and a head as expensive as four layers."""
-    shape = LanguageModelShape(layers=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, context_length=128)
+    shape = LanguageModelShape(
+        blocks_per_stack=8, width=512, feed_forward=2048, heads=8, vocabulary=4000, context_length=128
+    )
     run = language_model(shape, PIPELINE, sequences=16)
     return run.model_copy(update={"name": "decoder only, Transformer-8, width 512"})
 

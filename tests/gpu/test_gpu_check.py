@@ -25,7 +25,7 @@ from tests.suite.pipeline.runtime.test_communication_errors import system_error
 CPU = Cluster(2, 4 * GIB, "cpu")
 TINY = work.Sizes(
     TransformerShape(1, 16, 32, 2, 40, head_width=8, dropout=0.0),
-    f"{work.ONE_STAGE} pipeline.micro_batches=4 train.batch_tokens=64 model.layers=1 model.width=32 "
+    f"{work.ONE_STAGE} pipeline.micro_batches=4 train.batch_tokens=64 model.blocks_per_stack=1 model.width=32 "
     "model.feed_forward=64 model.heads=2 model.head_width=16 text.vocabulary=300 text.max_length=8",
 )
 

@@ -30,13 +30,13 @@ ONE_STAGE = "pipeline.stages=1 pipeline.replicas=1 pipeline.remat=except_last"
 
 PAPER = Sizes(
     TransformerShape(2, 256, 512, 4, 1000, dropout=0.0),
-    f"{ONE_STAGE} pipeline.micro_batches=16 train.batch_tokens=32768 model.layers=4",
+    f"{ONE_STAGE} pipeline.micro_batches=16 train.batch_tokens=32768 model.blocks_per_stack=4",
 )
 """8 of the paper's 128 layers, with embeddings and head, on micro-batches of a run's size."""
 
 SMALL = Sizes(
     TransformerShape(1, 64, 128, 4, 200, dropout=0.0),
-    f"{ONE_STAGE} pipeline.micro_batches=8 train.batch_tokens=1024 model.layers=2 model.width=128 "
+    f"{ONE_STAGE} pipeline.micro_batches=8 train.batch_tokens=1024 model.blocks_per_stack=2 model.width=128 "
     "model.feed_forward=512 model.heads=4 text.vocabulary=1000 text.max_length=32",
 )
 """For two cores."""

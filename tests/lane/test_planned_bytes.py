@@ -3,8 +3,8 @@
 import pytest
 
 SMALL = (
-    "model.layers=2 model.width=256 model.feed_forward=1024 model.heads=4 text.vocabulary=2000 pipeline.replicas=1 "
-    "pipeline.stages=2 pipeline.micro_batches=6 train.batch_tokens=6144 "
+    "model.blocks_per_stack=2 model.width=256 model.feed_forward=1024 model.heads=4 text.vocabulary=2000 "
+    "pipeline.replicas=1 pipeline.stages=2 pipeline.micro_batches=6 train.batch_tokens=6144 "
 )
 LOSSES = 64
 """Bytes of the micro-batches' losses, which a plan does not count one by one."""

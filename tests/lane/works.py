@@ -104,7 +104,7 @@ def chunked_text():
 
 
 SMALL = {
-    "t12_400m": "model.layers=1 model.width=16 model.feed_forward=24 model.heads=2 text.vocabulary=300 "
+    "t12_400m": "model.blocks_per_stack=1 model.width=16 model.feed_forward=24 model.heads=2 text.vocabulary=300 "
     "text.max_length=16 train.batch_tokens=64",
     "transformer_2": "model.width=16 model.feed_forward=24 model.heads=2 text.vocabulary=300 text.length=16 "
     "train.batch_sequences=4",

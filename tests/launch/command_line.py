@@ -15,7 +15,7 @@ from suite.training.metrics import read_steps
 ROOT = Path(__file__).parents[2]
 
 SMALL = (
-    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
+    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.blocks_per_stack=2 model.feed_forward=64 "
     "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=3 train.threads=1 pipeline.micro_batches=3 "
     "pipeline.schedule=fill_drain optimizer.lr_decay=inverse_sqrt"
 )

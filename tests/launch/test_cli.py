@@ -213,7 +213,7 @@ def test_settings_of_an_experiment_have_its_values():
     assert ["pipeline.stages", "1", "16"] in rows
     assert ["train.steps", "100", "7"] in rows
     assert ["train.seed", "0", "3"] in rows
-    assert ["model.layers", "required", "64"] in rows
+    assert ["model.blocks_per_stack", "required", "64"] in rows
     assert "images.size" not in str(printed)
 
 

@@ -17,7 +17,7 @@ from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.runtime.layer_hooks import watch_tensors
 
 WORDS, WIDTH = 13, 6
-SHAPE = transformer.TransformerShape(layers=1, width=8, feed_forward=8, heads=1, vocabulary=WORDS)
+SHAPE = transformer.TransformerShape(blocks_per_stack=1, width=8, feed_forward=8, heads=1, vocabulary=WORDS)
 LM_SHAPE = language_model.LanguageModelShape(1, width=8, feed_forward=8, heads=1, vocabulary=WORDS, context_length=3)
 
 

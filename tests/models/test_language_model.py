@@ -14,7 +14,7 @@ from models.loss import TranslationLoss
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.pipeline.model.layers import count_parameters, materialize, structure_key, ties_of
 
-TINY = LanguageModelShape(layers=3, width=16, feed_forward=24, heads=2, vocabulary=40, context_length=7)
+TINY = LanguageModelShape(blocks_per_stack=3, width=16, feed_forward=24, heads=2, vocabulary=40, context_length=7)
 CPU = torch.device("cpu")
 
 
@@ -175,12 +175,19 @@ def test_what_a_block_adds_starts_smaller_by_the_number_of_blocks() -> None:
     [
         ("context_length", 0, "greater than or equal to 1 "),
         ("width", 15, "multiple of 2 "),
-        ("layers", 1_000_001, "less than or equal to 1000000 "),
+        ("blocks_per_stack", 1_000_001, "less than or equal to 1000000 "),
         ("dropout", 1.0, "less than 1 "),
     ],
 )
 def test_impossible_shapes_are_refused_by_name(field: str, value: float, message: str) -> None:
-    numbers: Any = {"layers": 2, "width": 16, "feed_forward": 24, "heads": 2, "vocabulary": 40, "context_length": 7}
+    numbers: Any = {
+        "blocks_per_stack": 2,
+        "width": 16,
+        "feed_forward": 24,
+        "heads": 2,
+        "vocabulary": 40,
+        "context_length": 7,
+    }
     with pytest.raises(ValueError, match=f"\n{field}\n  Input should be (a )?{message}"):
         LanguageModelShape(**numbers | {field: value})
 

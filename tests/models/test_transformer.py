@@ -16,7 +16,9 @@ from models.transformer import DecoderLayer, EncoderLayer, Head, TransformerShap
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
 from suite.pipeline.model.layers import as_tuple, count_parameters, materialize, ties_of
 
-TINY = TransformerShape(layers=2, width=16, feed_forward=24, heads=2, vocabulary=40, head_width=8, dropout=0.0)
+TINY = TransformerShape(
+    blocks_per_stack=2, width=16, feed_forward=24, heads=2, vocabulary=40, head_width=8, dropout=0.0
+)
 
 
 def run(model: list[nn.Module], source: Tensor, target: Tensor) -> Tensor:
@@ -232,7 +234,7 @@ def test_reset_fills_every_parameter_of_a_layer_without_memory() -> None:
 
 
 def test_128_layers_start_calm_and_every_parameter_learns() -> None:
-    shape = TransformerShape(layers=64, width=16, feed_forward=32, heads=1, vocabulary=50, head_width=8)
+    shape = TransformerShape(blocks_per_stack=64, width=16, feed_forward=32, heads=1, vocabulary=50, head_width=8)
     model, source, target = tiny(torch.float32, shape), ids(4, 6, 50), ids(4, 5, 50)
     logits = run(model, source, target)
     objective, measure = TranslationLoss(0.1)(logits, target)
@@ -246,9 +248,9 @@ def test_128_layers_start_calm_and_every_parameter_learns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("layers", 0), ("width", 15), ("logit_clip", 0.0), ("label_smoothing", -0.1)]
+    ("field", "value"), [("blocks_per_stack", 0), ("width", 15), ("logit_clip", 0.0), ("label_smoothing", -0.1)]
 )
 def test_impossible_shapes_are_refused_by_name(field: str, value: float) -> None:
-    numbers: Any = {"layers": 2, "width": 16, "feed_forward": 24, "heads": 2, "vocabulary": 40, field: value}
+    numbers: Any = {"blocks_per_stack": 2, "width": 16, "feed_forward": 24, "heads": 2, "vocabulary": 40, field: value}
     with pytest.raises(ValueError, match=field):
         TransformerShape(**numbers)

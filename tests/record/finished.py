@@ -52,7 +52,7 @@ def write_training(folder: Path, settings: dict[str, Any], quality: float) -> No
         by_language = {f"valid/nll/{code}": nll + 1 / at for code in languages_of(settings)}
         lines.append({"step": done["step"], "valid/nll": nll + 1 / at, **by_language})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    layers = 2 * settings["model"].get("layers", 1) + 3
+    layers = 2 * settings["model"].get("blocks_per_stack", 1) + 3
     statistics = [
         {"step": step} | {name: [quality + at / 10 for at in range(layers)] for name in STATISTICS} for step in (1, 10)
     ]
@@ -76,13 +76,11 @@ def write_scores(folder: Path, settings: dict[str, Any], scoring: dict[str, Any]
             for kind, texts in (("hyp", written), ("ref", references)):
                 (folder / "scores" / f"{name}.{kind}").write_text("".join(f"{text}\n" for text in texts))
             whole = {"nll": 8 - 5 * share * quality, "bleu": 40 * share * quality, "chrf": 70 * share * quality}
-            parts = {"plain": part(whole, 1), "distinct": part(whole, 2)}
-            directions[name] = {"train_pairs": PAIRS[third], **part(whole, 0), **parts}
+            directions[name] = {"train_pairs": PAIRS[third], **part(whole, 0), "plain": part(whole, 1)}
     record = {
         "split": "test", "step": settings["train"]["steps"], "beam": scoring["beam"],
         "max_pairs": scoring["max_pairs"], "length_penalty": 0.6, "seconds": 3.0, "sentences_per_second": 40.0,
         "signatures": {"bleu": "nrefs:1|case:mixed", "chrf": "nrefs:1"}, "directions": directions, "thirds": thirds,
-        "overlap": {code: {"none": 30, "near": 6, "case_folded": 3, "exact": 1} for code in thirds},
     }  # fmt: skip
     (folder / "scores.json").write_text(json.dumps(record))
 

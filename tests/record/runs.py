@@ -64,7 +64,7 @@ def t128(stages: int, schedule: str, replicas: int = 1, more: str = "", every: i
     virtual = f"pipeline.virtual_stages={CELLS[schedule]}" if schedule in CELLS and schedule != "own.csv" else ""
     micro_batches = "" if schedule == "own.csv" else "pipeline.micro_batches=4"
     pipeline = f"pipeline.stages={stages} pipeline.replicas={replicas} pipeline.schedule={schedule} {virtual}"
-    sizes = f"model.layers={blocks} pipeline.layers_per_cell={layers} {micro_batches}"
+    sizes = f"model.blocks_per_stack={blocks} pipeline.layers_per_cell={layers} {micro_batches}"
     settings = f"{COMMON} {TEXT} {pipeline} {sizes} train.checkpoint_every={every} {more}"
     return Run("t128_6b", settings, stages * replicas)
 

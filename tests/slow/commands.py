@@ -18,12 +18,12 @@ from tests.launch.command_line import ROOT, command
 from tests.slow.jobs_head import Head
 
 SMALL = (
-    "text.corpus=django text.vocabulary=600 text.max_length=24 model.layers=2 model.width=16 model.heads=2 "
+    "text.corpus=django text.vocabulary=600 text.max_length=24 model.blocks_per_stack=2 model.width=16 model.heads=2 "
     "model.feed_forward=32 train.batch_tokens=120 train.valid_pairs=8 train.steps=4 train.checkpoint_every=2 "
     "tracking.wandb=offline pipeline.stages=2 pipeline.micro_batches=2"
 )
 SMALL_LM = (
-    "text.corpus=django text.vocabulary=300 text.length=16 model.layers=2 model.width=16 model.heads=2 "
+    "text.corpus=django text.vocabulary=300 text.length=16 model.blocks_per_stack=2 model.width=16 model.heads=2 "
     "model.feed_forward=32 train.batch_sequences=4 train.steps=4"
 )
 

@@ -23,7 +23,7 @@ from tests.suite.pipeline.build import parameters_of
 from tests.suite.training.checkpoint.saves import layer_files
 
 TINY = (
-    "text.corpus=django text.vocabulary=600 text.max_length=24 model.layers=2 model.width=16 model.heads=2 "
+    "text.corpus=django text.vocabulary=600 text.max_length=24 model.blocks_per_stack=2 model.width=16 model.heads=2 "
     "model.feed_forward=32 model.dropout=0.1 train.batch_tokens=120 train.valid_pairs=8 train.threads=1 "
     "tracking.wandb=disabled pipeline.stages=3 pipeline.micro_batches=4 pipeline.schedule=fill_drain "
     "pipeline.remat=except_last "

@@ -75,12 +75,12 @@ class Case:
 
 
 _LAPTOP = TextRule(
-    layers_by=2, width_by=8, feed_forward_by=16, heads_by=4, vocabulary_by=16, max_length=24, micro_batches=1,
+    blocks_by=2, width_by=8, feed_forward_by=16, heads_by=4, vocabulary_by=16, max_length=24, micro_batches=1,
     batch_tokens=1024, steps=720, checkpoint_every=240, valid_pairs=1400, dropout=0.1, learning_rate=8e-3,
     warmup_steps=100, threads=1,
 )  # fmt: skip
 _TINY = TextRule(
-    layers_by=6, width_by=64, feed_forward_by=512, heads_by=8, head_width_by=8, vocabulary_by=64, corpus="django",
+    blocks_by=6, width_by=64, feed_forward_by=512, heads_by=8, head_width_by=8, vocabulary_by=64, corpus="django",
     max_length=16, micro_batches=1, batch_tokens=64, steps=6, checkpoint_every=3, valid_pairs=16, dropout=0.1,
     warmup_steps=2, threads=1,
 )  # fmt: skip

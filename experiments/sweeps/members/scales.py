@@ -54,7 +54,7 @@ RULES = {
     # test pairs of truly small languages, so Italian and Dutch are cut to 3,000 pairs, Galician and Danish to 500.
     "laptop": SweepRule(
         TextRule(
-            layers_by=6, vocabulary_by=16, corpus_languages=("da", "de", "es", "gl", "it", "nl"),
+            blocks_by=6, vocabulary_by=16, corpus_languages=("da", "de", "es", "gl", "it", "nl"),
             train_pairs=("it:3000", "nl:3000", "da:500", "gl:500"), max_length=20, batch_tokens=1024,
             steps=1500, checkpoint_every=500, valid_pairs=600, dropout=0.1, learning_rate=8e-3, warmup_steps=100,
             threads=1,
@@ -69,7 +69,7 @@ RULES = {
     # of the deep model are together as wide as the model, those of the wide one twice as wide, as in the paper.
     "laptop_long": SweepRule(
         TextRule(
-            layers_by=6, most_stages=1, heads_by=4, head_width_by=4, vocabulary_by=16,
+            blocks_by=6, most_stages=1, heads_by=4, head_width_by=4, vocabulary_by=16,
             corpus_languages=("ca", "es", "fr", "gl", "it", "pt_BR"),
             train_pairs=("fr:3000", "it:3000", "ca:500", "gl:500"), max_length=20, micro_batches=1,
             batch_tokens=1024, steps=3000, checkpoint_every=1000, valid_pairs=600, dropout=0.1, learning_rate=8e-3,

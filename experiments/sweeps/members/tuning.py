@@ -38,7 +38,7 @@ class Setting:
             rule,
             dropout=self.dropout,
             learning_rate=rule.learning_rate * self.rate,
-            layers_by=rule.layers_by / self.size,
+            blocks_by=rule.blocks_by / self.size,
             width_by=round(rule.width_by / self.size),
             feed_forward_by=round(rule.feed_forward_by / self.size),
             heads_by=round(rule.heads_by / self.size),

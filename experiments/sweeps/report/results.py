@@ -23,9 +23,6 @@ from suite.training.metrics import LOSS, read_steps, units_done
 BILINGUAL_MODELS = "bilingual"
 """The label of the bilingual models together, each in its own language."""
 
-PLAIN, DISTINCT = "plain", "distinct"
-"""Parts of the test pairs: without a placeholder, and without a near-duplicate in the training text."""
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -33,8 +30,8 @@ class Metric:
 
     name: str
     """nll, chrf, bleu"""
-    part: str | None = None
-    """``PLAIN`` or ``DISTINCT``; None: of all test pairs."""
+    plain: bool = False
+    """Whether it counts only test pairs without a placeholder."""
     copied: bool = False
     """Whether it scores the source itself in place of a translation."""
     into_english: bool | None = None
@@ -79,7 +76,7 @@ class Run:
         """Returns a score of a language; None without it."""
         directions = self.scores["directions"]
         found = [directions[pair] for pair in directions_of(language, metric.into_english) if pair in directions]
-        found = [scores if metric.part is None else scores[metric.part] for scores in found]
+        found = [scores["plain"] if metric.plain else scores for scores in found]
         values = [scores["copy"].get(metric.name) if metric.copied else scores[metric.name] for scores in found]
         return statistics.fmean(values) if values and None not in values else None
 

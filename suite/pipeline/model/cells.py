@@ -28,7 +28,7 @@ class CellPlacement:
     """The stage of each cell. Empty: round by round, so cell c is on stage c mod K."""
 
     @property
-    def last_stage(self) -> int:
+    def loss_stage(self) -> int:
         """The stage of the last cell, which has the loss."""
         return self.cell_to_stage[-1] if self.cell_to_stage else self.stages - 1
 

@@ -68,7 +68,7 @@ class RankCoord:
     @property
     def has_loss(self) -> bool:
         """Whether it has the last cell, which has the loss."""
-        return self.stage == self.placement.last_stage
+        return self.stage == self.placement.loss_stage
 
     @property
     def is_metrics_rank(self) -> bool:

@@ -132,7 +132,7 @@ class LanguageModelWork(BenchWorkload):
         _, time, width = self.shape
         shape = LanguageModelShape(8, width, 4 * width, heads=8, vocabulary=2, context_length=time)
         with meta_device():
-            return [Block(shape) for _ in range(shape.layers)], SquareError()
+            return [Block(shape) for _ in range(shape.blocks_per_stack)], SquareError()
 
 
 T4 = TransformerShape(4, 192, 768, 3, 4000, dropout=0.0, label_smoothing=0.1)

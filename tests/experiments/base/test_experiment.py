@@ -42,7 +42,7 @@ def records(draw: st.DrawFn) -> Experiment:
         name=draw(st.text()),
         scale=draw(st.sampled_from(["paper", "laptop"])),
         model=TransformerShape(
-            layers=depth,
+            blocks_per_stack=depth,
             width=2 * draw(COUNT),
             feed_forward=draw(COUNT),
             heads=draw(COUNT),
@@ -90,14 +90,14 @@ def test_build_gives_layers_without_memory_and_the_loss() -> None:
     [
         ("name = ", "not valid TOML"),
         (
-            t12_400m().to_toml().replace("format = 4\n", ""),
+            t12_400m().to_toml().replace("format = 5\n", ""),
             "another version of the suite.*format 1, this version reads",
         ),
         (
-            'format = 4\nname = "x"',
+            'format = 5\nname = "x"',
             "task is None in the experiment's file; it must be one of translation, language_model",
         ),
-        ('format = 4\nname = "x"\ntask = "translation"', "missing"),
+        ('format = 5\nname = "x"\ntask = "translation"', "missing"),
         (t12_400m().to_toml().replace("steps = 100000", 'steps = "many"'), "train.steps takes an integer.*'many'"),
         (
             t12_400m().to_toml().replace("heads = 16", "haeds = 16"),
@@ -193,7 +193,7 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("optimizer.scheduler=cosine", r"did you mean optimizer.lr_decay\?$"),
         ("train.weight_decay=0", r"did you mean optimizer.weight_decay\?$"),
         ("train.bfloat16=true", r"did you mean optimizer.precision\?$"),
-        ("NUM_LAYERS=3", r"did you mean model.layers\?$"),
+        ("NUM_LAYERS=3", r"did you mean model.blocks_per_stack\?$"),
         ("optimizer.betas=0.9,0.95", r"did you mean optimizer.beta1, optimizer.beta2\?$"),
         ("pipeline.schedule=gpipe", r"given 'gpipe'; did you mean fill_drain\?$"),
         ("pipeline.schedule=zb", r"given 'zb'; did you mean zero_bubble\?$"),

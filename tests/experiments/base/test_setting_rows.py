@@ -23,7 +23,7 @@ def test_type_default_bounds_and_unit_come_from_the_field():
     assert rows["optimizer.lr_decay_factor"].type == "number, above 0, 1 or less"
     assert rows["train.layer_stats_every"][1:4] == ("integer, 1 or more, or none", "none", "steps")
     assert rows["train.device_timeout_s"].unit == "seconds"
-    assert rows["model.layers"].default == "required"
+    assert rows["model.blocks_per_stack"].default == "required"
     assert rows["trace"][1:3] == ("true or false", "false")
     assert rows["score.max_pairs"].unit == "pairs"
 

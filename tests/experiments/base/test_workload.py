@@ -31,7 +31,7 @@ SHAPE = LanguageModelShape(4, width=16, feed_forward=32, heads=2, vocabulary=50,
 def translation(settings: str = "", text: Path | None = None) -> TranslationExperiment:
     """T(2, 128, 1) on Django's texts."""
     base = (
-        "model.layers=2 text.corpus=django text.vocabulary=1200 text.max_length=32 train.batch_tokens=600 "
+        "model.blocks_per_stack=2 text.corpus=django text.vocabulary=1200 text.max_length=32 train.batch_tokens=600 "
         "pipeline.micro_batches=8"
     )
     experiment, _ = resolve("t12_400m", "laptop", LAPTOP, base)
@@ -84,7 +84,7 @@ def test_translations_of_equal_costs_have_equal_keys(settings: str) -> None:
         "optimizer.precision=bf16",
         "model.feed_forward=256",
         "model.dropout=0.1",
-        "model.layers=3",
+        "model.blocks_per_stack=3",
     ],
 )
 def test_translations_of_different_costs_have_different_keys(settings: str) -> None:

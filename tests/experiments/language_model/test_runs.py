@@ -51,11 +51,10 @@ def test_other_names_are_not_language_models(name: str) -> None:
 def test_a_laptop_keeps_the_depth_that_it_can_train_and_divides_all_widths_by_one_number() -> None:
     small, line = resolve("transformer_13", "laptop", LAPTOP)
     model = small.model
-    assert (model.layers, model.width, model.feed_forward, model.heads, model.vocabulary, model.context_length) == (
-        13, 64, 256, 2, 1000, 128
-    )  # fmt: skip
+    shape = model.blocks_per_stack, model.width, model.feed_forward, model.heads
+    assert (*shape, model.vocabulary, model.context_length) == (13, 64, 256, 2, 1000, 128)
     assert "model.width 2048 -> 64" in line
-    assert "model.layers 1663 -> 128" in resolve("transformer_1663", "laptop", LAPTOP)[0].shrunk
+    assert "model.blocks_per_stack 1663 -> 128" in resolve("transformer_1663", "laptop", LAPTOP)[0].shrunk
 
 
 def test_a_laptop_uses_both_cores_as_stages_or_else_as_replicas() -> None:

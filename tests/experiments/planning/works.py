@@ -28,7 +28,7 @@ def translation(settings: str = "") -> TranslationExperiment:
     where nothing else is said."""
     usual = ("pipeline.remat=except_last", "pipeline.schedule=fill_drain", "pipeline.micro_batches=8")
     added = [setting for setting in usual if setting.partition("=")[0] not in settings]
-    return resolve("t12_400m", "laptop", LAPTOP, " ".join(["model.layers=2", *added, settings]))[0]
+    return resolve("t12_400m", "laptop", LAPTOP, " ".join(["model.blocks_per_stack=2", *added, settings]))[0]
 
 
 def language(stages: int = 4, blocks: int = 10) -> LanguageModelExperiment:

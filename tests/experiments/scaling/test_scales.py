@@ -58,7 +58,7 @@ def test_a_run_whose_plan_may_choose_k_and_r_has_the_papers_sizes_where_some_fit
 )
 def test_paper_scale_has_the_papers_numbers(name: str, numbers: tuple[int, int, int, int]) -> None:
     run = find(name)
-    assert (run.model.layers, run.model.feed_forward, run.model.heads, run.pipeline.stages) == numbers
+    assert (run.model.blocks_per_stack, run.model.feed_forward, run.model.heads, run.pipeline.stages) == numbers
     assert (run.model.width, run.text.vocabulary, run.train.batch_tokens) == (1024, 64_000, 4_000_000)
     assert (run.text.temperature, run.model.dropout, run.model.label_smoothing) == (5.0, 0.1, 0.1)
     assert run.optimizer.name == "adafactor"
@@ -91,7 +91,9 @@ def test_blocks_of_shrunk_text_runs_move_by_depth_and_the_papers_do_not(name: st
     assert laptop.model.residual_scale == scale
     assert f"model.residual_scale none -> {scale}" in laptop.shrunk
     factors = laptop.update_factors("1.attention.outward.weight", nn.Parameter(torch.ones(1)))
-    assert factors == pytest.approx((scale / (2 * laptop.model.layers), 2 * laptop.model.layers / scale))
+    assert factors == pytest.approx(
+        (scale / (2 * laptop.model.blocks_per_stack), 2 * laptop.model.blocks_per_stack / scale)
+    )
     assert name not in NAMES or resolve(name, "slice", LAPTOP)[0].model.residual_scale is None
     rates = laptop.optimizer
     assert rates.lr_decay == ("linear" if name in NAMES else "cosine")
@@ -115,7 +117,7 @@ def test_slice_keeps_widths_vocabulary_update_and_precision(name: str) -> None:
     paper = find(name)
     small, line = resolve(name, "slice", LAPTOP)
     assert small.scale == "slice"
-    assert small.model == replace(paper.model, layers=4)
+    assert small.model == replace(paper.model, blocks_per_stack=4)
     assert small.text == paper.text.model_copy(update={"corpus": "catalogues"})
     assert (small.optimizer.name, small.optimizer.precision, small.optimizer.max_grad_norm) == (
         "adafactor",
@@ -123,7 +125,7 @@ def test_slice_keeps_widths_vocabulary_update_and_precision(name: str) -> None:
         None,
     )
     assert small.pipeline.stages == min(paper.pipeline.stages, 2)
-    assert f"model.layers {paper.model.layers} -> 4" in line
+    assert f"model.blocks_per_stack {paper.model.blocks_per_stack} -> 4" in line
     assert small.shrunk == tuple(small.changes_from(paper))
     assert count_parameters(small.build()[0]) < 510e6
 

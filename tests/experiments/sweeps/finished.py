@@ -16,12 +16,11 @@ def write_scores(folder: Path, directions: dict[str, dict], right: float, **more
         written = [" ".join(word if chance.random() < right else "x" for word in line.split()) for line in references]
         for kind, texts in (("hyp", written), ("ref", references)):
             (folder / "scores" / f"{name}.{kind}").write_text("".join(f"{text}\n" for text in texts))
-        records[name] = {**scores, **_part(scores, 0), "plain": _part(scores, 1), "distinct": _part(scores, 2)}
-    languages = {code for name in directions for code in name.split("-")} - {"en"}
+        records[name] = {**scores, **_part(scores, 0), "plain": _part(scores, 1)}
     record = {
         "split": "test", "beam": 4, "length_penalty": 0.6, "seconds": 3.0, "sentences_per_second": 40.0,
         "signatures": {"bleu": "nrefs:1|case:mixed", "chrf": "nrefs:1"}, "directions": records,
-        "overlap": {code: {"none": 30, "near": 6, "case_folded": 3, "exact": 1} for code in sorted(languages)}, **more,
+        **more,
     }  # fmt: skip
     (folder / "scores.json").write_text(json.dumps(record))
 

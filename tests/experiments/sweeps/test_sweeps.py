@@ -65,9 +65,9 @@ def test_the_models_have_equal_text_tokens_and_update_and_the_papers_proportions
         assert run.scale == scale.removesuffix("_long")
     small, wide, deep, *larger = (run.model for run in models)
     assert (wide.feed_forward, wide.heads) == (2 * deep.feed_forward, 2 * deep.heads)
-    assert deep.layers == 2 * wide.layers
-    assert small.layers <= wide.layers
-    assert all(wide.layers < model.layers for model in larger)
+    assert deep.blocks_per_stack == 2 * wide.blocks_per_stack
+    assert small.blocks_per_stack <= wide.blocks_per_stack
+    assert all(wide.blocks_per_stack < model.blocks_per_stack for model in larger)
     sizes = [count_parameters(run.build()[0]) for run in models]
     assert sizes[2] == pytest.approx(sizes[1], rel=0.02)
     assert sizes[0] < min(sizes[1:3])

@@ -26,7 +26,7 @@ def test_members_differ_only_in_depth_start_clipping_rate_and_seed(scale, tmp_pa
         run = member.experiment
         model = replace(
             run.model,
-            layers=base.model.layers,
+            blocks_per_stack=base.model.blocks_per_stack,
             depth_scaled_init=base.model.depth_scaled_init,
             residual_scale=base.model.residual_scale,
             logit_clip=base.model.logit_clip,
@@ -35,9 +35,9 @@ def test_members_differ_only_in_depth_start_clipping_rate_and_seed(scale, tmp_pa
         optimizer = run.optimizer.model_copy(update=same)
         train = run.train.model_copy(update={"seed": base.train.seed})
         assert run.model_copy(update={"model": model, "optimizer": optimizer, "train": train}) == base
-        assert member.priority == run.model.layers
+        assert member.priority == run.model.blocks_per_stack
         depth, start = member.label.split(", ")[:2]
-        assert depth == f"T({run.model.layers})"
+        assert depth == f"T({run.model.blocks_per_stack})"
         assert (run.model.depth_scaled_init, run.model.residual_scale) == STARTS[start]
         assert run.model.logit_clip == (None if "not clipped" in member.label else 30.0)
         assert member.folder.endswith(f"-{run.train.seed}")
@@ -87,7 +87,9 @@ def write_run(folder, valid, norm, change, depth=6):
 
 
 def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
-    members = [member for member in SWEEP.members("laptop", LAPTOP, tmp_path) if member.experiment.model.layers == 6]
+    members = [
+        member for member in SWEEP.members("laptop", LAPTOP, tmp_path) if member.experiment.model.blocks_per_stack == 6
+    ]
     first, second, other = members[0], members[1], members[3]
     assert first.label == second.label != other.label
     write_run(tmp_path / first.folder, 6.25, 0.5, 0.5)
@@ -112,6 +114,6 @@ def test_the_report_has_means_over_seeds_and_what_a_step_moves(tmp_path):
 
 def test_the_page_has_figures_of_the_optimizer_of_its_scale(tmp_path):
     member = SWEEP.members("paper", LAPTOP, tmp_path)[0]
-    write_run(tmp_path / member.folder, 6.25, 0.5, 0.5, member.experiment.model.layers)
+    write_run(tmp_path / member.folder, 6.25, 0.5, 0.5, member.experiment.model.blocks_per_stack)
     html, _ = SWEEP.report("paper", LAPTOP, tmp_path).page.write(tmp_path / "report")
     assert html.read_text().count("<svg") == 4

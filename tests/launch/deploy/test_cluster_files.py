@@ -160,7 +160,7 @@ def test_the_devices_are_those_that_the_largest_run_needs():
     for name in FILES:
         assert f"K x R = {pipeline.stages} x {pipeline.replicas} = {devices} devices" in text(name), name
         assert f"K = {pipeline.stages} stages" in text(name), name
-        assert f"{2 * model.layers + 3} layers" in text(name), name
+        assert f"{2 * model.blocks_per_stack + 3} layers" in text(name), name
         assert f"The fewest devices that hold the model this way are K x 1 = {pipeline.stages}" in text(name), name
     machines = ray_up()["available_node_types"]["gpus"]
     assert machines["min_workers"] == machines["max_workers"] == ray_up()["max_workers"]

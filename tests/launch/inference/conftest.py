@@ -16,7 +16,7 @@ from suite.training.checkpoint import Storage
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 
 SETTINGS = (
-    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=1 model.width=32 model.heads=1 "
+    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.blocks_per_stack=1 model.width=32 model.heads=1 "
     "model.feed_forward=32 pipeline.stages=1 optimizer.precision=fp32"
 )
 

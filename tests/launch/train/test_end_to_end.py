@@ -211,6 +211,6 @@ def test_a_run_that_another_process_uses_is_not_touched(through_ray):
 
 def test_a_resumed_run_keeps_its_model(through_ray):
     folder, _ = through_ray
-    code, _, said = call("resume", only_run(folder).name, "--set", "model.layers=3", folder=folder)
+    code, _, said = call("resume", only_run(folder).name, "--set", "model.blocks_per_stack=3", folder=folder)
     assert code == 2
     assert "cannot change model" in said

@@ -19,8 +19,9 @@ from tests.suite.pipeline.build import parameters_of
 from tests.suite.training.checkpoint.saves import layer_files
 
 BASE = (
-    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.dropout=0.1 train.steps=20 "
-    "train.batch_tokens=240 train.valid_pairs=40 train.checkpoint_every=20 train.threads=1 tracking.wandb=disabled "
+    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.blocks_per_stack=2 model.dropout=0.1 "
+    "train.steps=20 train.batch_tokens=240 train.valid_pairs=40 train.checkpoint_every=20 train.threads=1 "
+    "tracking.wandb=disabled "
 )
 
 

@@ -15,7 +15,7 @@ from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import gpipe, gpipe_here, refusal
 
 SETTINGS = (
-    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 "
+    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.blocks_per_stack=2 model.feed_forward=64 "
     "pipeline.schedule=fill_drain "
     "train.batch_tokens=200 train.valid_pairs=40 train.checkpoint_every=2 train.threads=1 pipeline.micro_batches=3 "
     "train.steps=6 pipeline.stages=2 optimizer.learning_rate=0.002 tracking.wandb=disabled"

@@ -26,9 +26,10 @@ from suite.training.metrics import read_steps
 from tests.launch.records import write_records
 
 SETTINGS = (
-    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.layers=2 model.feed_forward=64 train.steps=6 "
-    "train.batch_tokens=300 train.valid_pairs=20 train.checkpoint_every=3 train.threads=1 tracking.wandb=disabled "
-    "pipeline.micro_batches=3 pipeline.remat=never pipeline.schedule=fill_drain pipeline.replicas=1 "
+    "text.corpus=django text.vocabulary=1200 text.max_length=32 model.blocks_per_stack=2 model.feed_forward=64 "
+    "train.steps=6 train.batch_tokens=300 train.valid_pairs=20 train.checkpoint_every=3 train.threads=1 "
+    "tracking.wandb=disabled pipeline.micro_batches=3 pipeline.remat=never pipeline.schedule=fill_drain "
+    "pipeline.replicas=1 "
 )
 
 

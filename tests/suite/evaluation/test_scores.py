@@ -77,7 +77,7 @@ def test_a_direction_is_scored_beside_its_copied_sources_in_all_and_in_parts():
     references = ["New file", "%(count)s files", "Air", "Save as"]
     plain = [0, 2, 3]
     pairs = TranslatedPairs(sources, written, references, nll=[2.0, 9.0, 4.0, 3.0], tokens=[3, 3, 2, 3])
-    record = pairs.record({"plain": plain, "none": []})
+    record = pairs.record(plain)
     assert record["pairs"] == 4
     assert record["nll"] == 18 / 11
     assert record["chrf"] == score(written, references)["chrf"]
@@ -87,4 +87,6 @@ def test_a_direction_is_scored_beside_its_copied_sources_in_all_and_in_parts():
     assert record["plain"]["nll"] == 9 / 8
     assert record["plain"]["bleu"] == score(kept[1], kept[2])["bleu"]
     assert record["plain"]["copy"]["chrf"] == score(kept[0], kept[2])["chrf"] < record["copy"]["chrf"]
-    assert record["none"] == {"pairs": 0, "nll": None, "bleu": None, "chrf": None, "copy": {"bleu": None, "chrf": None}}
+    assert pairs.record([])["plain"] == {
+        "pairs": 0, "nll": None, "bleu": None, "chrf": None, "copy": {"bleu": None, "chrf": None}
+    }  # fmt: skip

@@ -24,7 +24,9 @@ from suite.settings import OptimizerSettings
 from tests.suite.pipeline.planning.costs import ZERO
 
 SHAPE = TransformerShape(2, 24, 40, 3, 50, head_width=8)
-LM = language_model.LanguageModelShape(layers=3, width=16, feed_forward=24, heads=2, vocabulary=40, context_length=7)
+LM = language_model.LanguageModelShape(
+    blocks_per_stack=3, width=16, feed_forward=24, heads=2, vocabulary=40, context_length=7
+)
 IMAGES = amoebanet.AmoebaNetShape(3, 8, classes=7, channels=1, stem="small")
 
 
