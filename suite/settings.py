@@ -185,7 +185,7 @@ class LoopSettings(FrozenRecord):
     max_restarts: int = Field(10, ge=0)
     """Restarts without a new checkpoint between them."""
     device_timeout_s: Annotated[float, Unit("seconds")] = Field(60.0, ge=0)
-    """Longest wait for devices that are busy, or missing at the start; for lost ones the limit is 20 s."""
+    """Longest wait for devices that are busy, missing or lost."""
     elastic: bool = False
     """Whether a run continues with a smaller K or R after devices are lost."""
 

@@ -30,9 +30,6 @@ from suite.pipeline.planning.placement import Placement, place, shortage
 MOST_LOSSES = 10
 """How often another run may take the chosen devices first."""
 
-SPARE_NODE_TIMEOUT_S = 20.0
-"""Seconds to wait for a replacement of lost devices before a run continues with fewer, or ends."""
-
 
 class RayLauncher:
     """A context in which attempts run over one connection to Ray. Attempts on the same devices reuse their
@@ -109,8 +106,8 @@ class RayLauncher:
         self._actors = None
 
     def available_devices(self, workers: int) -> int:
-        """Returns how many devices are free, at most ``workers``. Waits for that many: SPARE_NODE_TIMEOUT_S, or
-        ``train.device_timeout_s`` if the cluster has enough devices and they are busy.
+        """Returns how many devices are free, at most ``workers``. Waits for that many, as long as
+        ``train.device_timeout_s``: for lost nodes to be replaced, or others to end.
 
         Devices of this run's own actors count if the actors can be reused; otherwise the actors are released first.
         Waits until Ray has noticed lost nodes: it would place workers on them.
@@ -122,9 +119,8 @@ class RayLauncher:
         while True:
             with answering("which devices are left"):
                 nodes, silent = self._connection.nodes_and_silent(self._kind)
-            free, total = sum(node.free for node in nodes), sum(node.total for node in nodes)
-            timeout_s = max(SPARE_NODE_TIMEOUT_S, self._device_timeout_s) if total >= workers else SPARE_NODE_TIMEOUT_S
-            if (free >= workers and not silent) or time.monotonic() > start + timeout_s:
+            free = sum(node.free for node in nodes)
+            if (free >= workers and not silent) or time.monotonic() > start + self._device_timeout_s:
                 return min(free, workers)
             time.sleep(POLL_S)
 

@@ -179,11 +179,11 @@ class Supervisor:
         available = self._launcher.available_devices(requested)
         train = self._experiment.train
         if available < requested and not train.elastic:
-            summary = cause.message.splitlines()[0]
             raise PlacementError(
-                f"{summary}. The run needs {requested} devices; {available} are left, and no replacement became "
-                f"available. When they are back, `{resume_command(self._attempt.run)}` continues from the latest "
-                f"checkpoint; with {option('SET', 'train.elastic=true')} it continues on the remaining devices"
+                f"{cause.message.splitlines()[0]}. The run needs {requested} devices; {available} are left, and no "
+                f"replacement came in {train.device_timeout_s:.0f} s (train.device_timeout_s). When they are back, "
+                f"`{resume_command(self._attempt.run)}` continues from the latest checkpoint; with "
+                f"{option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
         if available == requested == self._attempt.workers:
             return

@@ -103,6 +103,21 @@ def test_actors_that_did_not_start_in_time_or_for_another_k_are_not_reused(sessi
     assert second.ended
 
 
+@pytest.mark.parametrize(("timeout_s", "found"), [(30.0, 2), (0.0, 1)])
+def test_lost_devices_are_waited_for_as_long_as_the_run_says(session, timeout_s, found, monkeypatch):
+    """A node that replaces the lost one comes when it is asked for the third time."""
+    monkeypatch.setattr("launch.backends.ray_launcher.POLL_S", 0.0)
+    asked = []
+
+    def nodes_and_silent(kind):
+        asked.append(kind)
+        return [Node("1", "a", 1, 1), *([Node("2", "b", 1, 1)] if len(asked) > 2 else [])], []
+
+    session._connection.nodes_and_silent = nodes_and_silent
+    session._device_timeout_s = timeout_s
+    assert session.available_devices(2) == found
+
+
 def test_devices_that_another_run_took_first_are_chosen_again(session):
     """Each time another node has the free devices."""
 

@@ -20,7 +20,7 @@ from tests.slow.supervision.test_nodes import Driver, first_failure, losses_of
 
 SETTINGS = (
     SMALL.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
-    + " pipeline.stages=3 pipeline.replicas=2 tracking.wandb=disabled"
+    + " pipeline.stages=3 pipeline.replicas=2 tracking.wandb=disabled train.device_timeout_s=20"
 )
 STEPS = 200
 CPUS = 2

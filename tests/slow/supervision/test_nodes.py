@@ -22,7 +22,7 @@ from tests.launch.command_line import SMALL_1F1B, environment
 
 SETTINGS = (
     SMALL_1F1B.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
-    + " pipeline.stages=2 tracking.wandb=disabled "
+    + " pipeline.stages=2 tracking.wandb=disabled train.device_timeout_s=20 "
 )
 STEPS = 400
 GOES_ON_S = 60.0
