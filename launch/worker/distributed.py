@@ -49,8 +49,9 @@ def init_process_group(
     """Joins the default process group, by a URL or in a store; returns this process's device: the GPU of index ``gpu``,
     or the CPU. Also sets torch's ``threads``, if given; on a GPU ``gpu_environment`` and the kernel of attention.
 
-    gloo connects each worker with each other for every group, so the soft limit of open files becomes OPEN_FILES, if
-    the hard one is not lower. With TORCH_GLOO_LAZY_INIT, connections at the first message, several cells a stage hang.
+    The soft limit of open files becomes OPEN_FILES, if the hard one is not lower: gloo connects each worker of a group
+    with each other. Those of this group, of all workers, connect at their first message, and need a few connections
+    each. In the others several cells a stage would hang so.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -67,7 +68,11 @@ def init_process_group(
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     where: dict[str, Any] = {"init_method": rendezvous} if isinstance(rendezvous, str) else {"store": rendezvous}
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group(backend_of(device), rank=rank, world_size=world, timeout=timeout, **where)
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    try:
+        dist.init_process_group(backend_of(device), rank=rank, world_size=world, timeout=timeout, **where)
+    finally:
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
     return device
 
 
