@@ -24,7 +24,7 @@ BUDGETS = {
     "launch/tracking": 564,
     "launch/train": 754,
     "launch/watching": 970,
-    "launch/worker": 1925,
+    "launch/worker": 1930,
     "experiments": 169,
     "experiments/base": 1148,
     "experiments/custom": 1952,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -179,4 +180,5 @@ class _Source(Dataset[FlatBatch | SuiteError]):
 
 def _end_with_worker(process: int) -> None:
     end_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # by which its worker ends it at the end
     mp.current_process().daemon = False  # other people's data may start processes too

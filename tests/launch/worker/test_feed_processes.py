@@ -72,6 +72,10 @@ def test_processes_make_the_mini_batches_of_the_source(cache, coord):
     for step in range(2, 7):
         assert_same(made(step), source.batch(step))
     assert torch.equal(torch.get_rng_state(), before), "layers draw dropout from this generator"
+    for process in made._batches._workers:
+        process.terminate()  # as its worker does at the end
+        process.join(10)
+        assert process.exitcode is not None
 
 
 OWN = """
