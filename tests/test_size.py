@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "launch": 1322,
     "launch/backends": 1714,
-    "launch/diagnostics": 687,
+    "launch/diagnostics": 730,
     "launch/diff": 956,
     "launch/inference": 1193,
     "launch/jobs": 657,

@@ -1,15 +1,21 @@
-"""Measures the links between nodes: latency and bandwidth, pair by pair and for an all-reduce, between workers that Ray
+"""Measures the links between nodes: latency and bandwidth of pairs and of an all-reduce, between workers that Ray
 places like a run's. Plans use the slowest pair, and the all-reduce. A run measures the links inside a node itself.
+
+    round 0   a - b   c - d      pairs without a common node are measured at once, as a run uses them
+    round 1   a - c   b - d
 
 Two message sizes give both: the small one costs the latency, and the large one's extra time is due to its bytes.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import combinations, pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,8 +46,8 @@ LEAST, MOST = 2**18, 2**24
 PLACE_S = 60.0
 """Seconds for a worker to be placed and to import torch while others do the same."""
 
-BEGIN_S, PAIR_S = 60.0, 30.0
-"""Seconds for the workers to meet and reduce, and for each pair: gloo and NCCL connect on the first message."""
+BEGIN_S, ROUND_S = 60.0, 30.0
+"""Seconds for the workers to meet and reduce, and for each round: gloo and NCCL connect on the first message."""
 
 ALL_PAIRS = 8
 """Up to this many nodes every pair is measured; above, each node with the next, so that the time grows linearly."""
@@ -62,6 +68,8 @@ class LinkMeasurements:
 
     pairs: dict[Pair, Link]
     reduced: Link
+    network: str = ""
+    """What NCCL calls the network that it uses, such as IB or Socket; empty without it."""
 
 
 class LinkActor:
@@ -79,21 +87,44 @@ class LinkActor:
         first rank."""
         store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=TIMEOUT)
         gpu = 0 if use_gpu else None  # a Ray worker sees only its own
+        log = Path(tempfile.mkdtemp(prefix="gpipe-links-")) / "nccl"
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(log))
         device = init_process_group(rank, world, store, 1, gpu, TIMEOUT_S)
         found: dict[Pair, Link] = {}
-        for pair in pairs_of(world):
-            dist.all_reduce(torch.zeros(1))  # nobody else sends meanwhile
-            if rank in pair:
-                link = _pair_link(sum(pair) - rank, device)
-                found |= {pair: link} if rank == pair[0] else {}
+        for pairs in rounds_of(world):
+            dist.all_reduce(torch.zeros(1))
+            for pair in pairs:
+                if rank in pair:
+                    link = _pair_link(sum(pair) - rank, device)
+                    found |= {pair: link} if rank == pair[0] else {}
         reduced = _reduction(world, device)
         dist.destroy_process_group()
-        return LinkMeasurements(found, reduced)
+        return LinkMeasurements(found, reduced, network_of(log.read_text()) if log.exists() else "")
 
 
-def pairs_of(world: int) -> list[Pair]:
-    """Returns the pairs of ranks to measure: all, or of many workers a ring."""
-    return [*combinations(range(world), 2)] if world <= ALL_PAIRS else [*pairwise(range(world)), (0, world - 1)]
+def rounds_of(world: int) -> list[list[Pair]]:
+    """Returns the pairs of ranks to measure, in rounds in which each rank is in one at most: all pairs, or of many
+    workers a ring. In round n, ranks meet whose sum is n modulo an odd number: that of the ranks, or one less, and then
+    the last rank meets the one that would meet itself."""
+    if world > ALL_PAIRS:
+        ring = [(rank, (rank + 1) % world) for rank in range(world)]
+        even = world - world % 2
+        parts = ring[:even:2], ring[1:even:2], ring[even:]
+        return [[(min(pair), max(pair)) for pair in part] for part in parts if part]
+    odd = world - 1 + world % 2
+    rounds = []
+    for number in range(odd):
+        meets = {rank: (number - rank) % odd for rank in range(odd)}
+        alone = next(rank for rank, other in meets.items() if rank == other)
+        pairs = [(rank, other) for rank, other in meets.items() if rank < other]
+        rounds.append(pairs + ([] if world % 2 else [(alone, world - 1)]))
+    return rounds
+
+
+def network_of(log: str) -> str:
+    """Returns the network of NCCL's log, which has lines such as ``NCCL INFO Using network IB``."""
+    found = re.search(r"Using network (\S+)", log)
+    return found[1] if found else ""
 
 
 def _pair_link(peer: int, device: torch.device) -> Link:
@@ -143,14 +174,15 @@ def measure_links(nodes: Sequence[Host], cluster: str, log: Log) -> tuple[LinkSp
         placed = [node for node in workers if node in ports]
         if len(placed) < 2:
             return None, found
-        log(f"measuring {len(pairs_of(len(placed)))} links between {len(placed)} nodes")
+        rounds = rounds_of(len(placed))
+        log(f"measuring {sum(map(len, rounds))} links between {len(placed)} nodes")
         first = placed[0]
         answers, silent = collect(
             {
                 node: actors[node].measure.remote(rank, len(placed), first.address, ports[first], use_gpu)
                 for rank, node in enumerate(placed)
             },
-            BEGIN_S + PAIR_S * len(pairs_of(len(placed))),
+            BEGIN_S + ROUND_S * len(rounds),
         )
     finally:
         for actor in actors.values():
@@ -164,7 +196,18 @@ def measure_links(nodes: Sequence[Host], cluster: str, log: Log) -> tuple[LinkSp
     reduced = answers[first].reduced
     found += findings_of({(placed[a].name, placed[b].name): link for (a, b), link in pairs.items()})
     found.append(ok("all-reduce", f"{len(placed)} workers: {format_link(reduced)}"))
+    found += networks({node.name: answer.network for node, answer in answers.items()})
     return LinkSpeeds(cluster, slowest, reduced), found
+
+
+def networks(by_node: dict[str, str]) -> list[Finding]:
+    """Returns which network NCCL uses, by the names of the nodes: a warning for sockets; nothing without NCCL."""
+    sockets = [node for node, network in by_node.items() if network == "Socket"]
+    if sockets:
+        remedy = "if there is InfiniBand: ibstat, /dev/infiniband in the container, NCCL_IB_HCA, NCCL_IB_DISABLE"
+        return [warning("network", f"NCCL uses sockets on {', '.join(sockets)}", remedy)]
+    used = sorted({network for network in by_node.values() if network})
+    return [ok("network", f"NCCL uses {', '.join(used)}")] if used else []
 
 
 def findings_of(links: dict[tuple[str, str], Link]) -> list[Finding]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
 from rich.console import Console
@@ -138,11 +139,28 @@ def test_links_that_are_not_whole_are_none(tmp_path, text):
     assert read_links(tmp_path, "a:1") is None
 
 
-def test_every_pair_of_few_nodes_and_a_ring_of_many():
-    assert links.pairs_of(3) == [(0, 1), (0, 2), (1, 2)]
-    ring = links.pairs_of(20)
-    assert len(ring) == 20
-    assert all(sum(rank in pair for pair in ring) == 2 for rank in range(20))
+@pytest.mark.parametrize("world", [2, 3, 4, 7, 8, 9, 20, 128])
+def test_every_pair_of_few_nodes_and_a_ring_of_many_in_rounds_of_pairs_without_a_common_node(world):
+    rounds = links.rounds_of(world)
+    for pairs in rounds:
+        ranks = [rank for pair in pairs for rank in pair]
+        assert len(ranks) == len({*ranks})
+    measured = [pair for pairs in rounds for pair in pairs]
+    if world <= 8:
+        assert sorted(measured) == [*combinations(range(world), 2)]
+        assert len(rounds) == world - 1 + world % 2
+    else:
+        assert sorted(measured) == sorted([*pairwise(range(world)), (0, world - 1)])
+        assert len(rounds) == 2 + world % 2
+
+
+def test_which_network_nccl_uses():
+    log = "n1:9:9 [0] NCCL INFO NET/IB : No device found.\nn1:9:9 [0] NCCL INFO Using network Socket\n"
+    assert [links.network_of(log), links.network_of("")] == ["Socket", ""]
+    assert links.networks({"a": "", "b": ""}) == []
+    assert [(one.level, one.found) for one in links.networks({"a": "IB", "b": "IB"})] == [("ok", "NCCL uses IB")]
+    (one,) = links.networks({"a": "IB", "b": "Socket"})
+    assert (one.level, one.found) == ("warning", "NCCL uses sockets on b")
 
 
 def test_this_machine_alone_without_ray(tmp_path, monkeypatch):
