@@ -19,6 +19,7 @@ from launch.worker.heartbeat import read_heartbeats
 from suite.training.metrics import read_steps
 from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import SMALL_1F1B, environment
+from tests.slow.supervision import bad_node
 
 SETTINGS = (
     SMALL_1F1B.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
@@ -235,3 +236,27 @@ def test_what_starts_a_worker_is_replaced_and_no_bit_is_lost(machines, drive, un
     assert seconds < GOES_ON_S
     driver.wait(240)
     assert losses(driver) == undisturbed
+
+
+def test_a_node_whose_worker_fails_twice_at_its_start_is_left_out_for_a_spare(
+    machines, drive, monkeypatch, tmp_path, undisturbed
+):
+    monkeypatch.setenv(VARIABLE, f"{Path(bad_node.__file__).resolve()}:fail[{tmp_path / 'bad'}]")
+    driver = drive(machines(3), "")
+    driver.wait(300)
+    printed = driver.printed.replace("\n", " ")
+    assert "uncorrectable ECC error" in printed
+    assert "is left out, because others have free devices" in printed
+    outcomes = [line["outcome"] for line in driver.attempts() if "outcome" in line]
+    assert outcomes == ["failed", "failed", "done"]
+    assert losses(driver) == undisturbed
+
+
+def test_a_slow_node_is_named_within_23_steps(machines, drive, monkeypatch):
+    """Looks are at steps 10, 15 and 20."""
+    monkeypatch.setenv(VARIABLE, hook([{"fault": "sleep", "attempt": None, "replica": 1, "seconds": 0.05}]))
+    driver = drive(machines(2), "pipeline.stages=1 pipeline.replicas=2", steps=30)
+    driver.wait(240)
+    (line,) = [line for line in (driver.run / "messages.log").read_text().splitlines() if "as its peers" in line]
+    assert "replica 1, stage 0 on " in line
+    assert int(line.partition(" step ")[2].partition(":")[0]) <= 23

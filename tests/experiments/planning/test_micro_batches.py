@@ -1,0 +1,155 @@
+"""How many micro-batches a plan chooses, and how many are too many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from experiments.base.cluster import Cluster, parse_cluster
+from experiments.base.experiment import Experiment
+from experiments.planning import choose
+from experiments.planning.choose import numbers_of_micro_batches, try_plan
+from experiments.planning.problem import estimated_costs
+from suite.errors import PlanError
+from suite.pipeline.planning.devices import GIB
+from suite.pipeline.planning.simulate import simulate
+from suite.pipeline.schedule.action import Schedule
+from suite.pipeline.schedule.config import ScheduleConfig
+from suite.pipeline.schedule.timeline import Timeline
+from tests.experiments.planning.works import LAPTOP, MIB, ROOMY, peaks, refused, translation
+
+
+class Counts:
+    """The micro-batches of each schedule that is generated, and of each step that is simulated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.generated: list[int] = []
+        self.simulated: list[int] = []
+        bare = ScheduleConfig.base_schedule
+
+        def counted_bare(schedule_config: ScheduleConfig, stages: int, micro_batches: int) -> Schedule:
+            self.generated.append(micro_batches)
+            return bare(schedule_config, stages, micro_batches)
+
+        def counted_simulate(schedule: Schedule, *rest: Any) -> Timeline:
+            self.simulated.append(1 + max(action.micro_batch for action in schedule[0]))
+            return simulate(schedule, *rest)
+
+        monkeypatch.setattr(ScheduleConfig, "base_schedule", counted_bare)
+        monkeypatch.setattr("suite.pipeline.planning.plan.simulate", counted_simulate)
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    return Counts(monkeypatch)
+
+
+@pytest.mark.parametrize("schedule", ["auto", "1f1b"])
+def test_more_micro_batches_than_a_mini_batch_can_have_rows_are_refused_at_once(schedule: str, counts: Counts) -> None:
+    """Ten million of them would take minutes and gigabytes to plan; only the nearest plan is made."""
+    work = translation(f"pipeline.schedule={schedule} pipeline.stages=2 pipeline.micro_batches=10000000")
+    fault = refused(work, ROOMY)
+    assert 0 < max(counts.generated) <= 1024
+    assert 0 < max(counts.simulated) <= 1024
+    assert "M = 10,000,000 micro-batches are more than the 1,024 examples" in fault.errors[0]
+    assert "choose R x M of 1,024 or less" in fault.errors[0]
+    assert fault.remedy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "candidates"), [("auto", 8), ("1f1b", 1)])
+@pytest.mark.parametrize(
+    ("cluster", "generated"),
+    [(Cluster(1, GIB, "gpu"), set()), (Cluster(2, MIB, "gpu"), {2048})],
+    ids=["devices", "memory"],
+)
+def test_a_plan_of_many_micro_batches_is_refused_without_a_step_simulated(
+    cluster: Cluster, generated: set[int], schedule: str, candidates: int, counts: Counts
+) -> None:
+    many = "pipeline.stages=2 pipeline.micro_batches=2048 train.batch_tokens=4096"
+    with pytest.raises(PlanError):
+        try_plan(translation(f"pipeline.schedule={schedule} {many}"), cluster, estimated_costs)
+    assert counts.simulated == []
+    assert set(counts.generated) == generated
+    assert len(counts.generated) <= candidates
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_the_plan_chooses_the_number_of_micro_batches_that_makes_a_step_the_shortest(stages: int) -> None:
+    settings = f"pipeline.stages={stages} pipeline.micro_batches="
+    cluster = parse_cluster("1x8xH100", LAPTOP)
+    planned = try_plan(translation(f"{settings}auto"), cluster, estimated_costs)
+    chosen = planned.experiment.pipeline.micro_batches
+    given = {
+        count: try_plan(translation(f"{settings}{count}"), cluster, estimated_costs).step_s
+        for count in (stages << power for power in range(4))
+    }
+    assert chosen == min(given, key=lambda count: given[count])
+    assert planned.step_s == given[chosen]
+    (note,) = [line for line in planned.notes if line.startswith(f"the plan chose M = {chosen}: a step takes ")]
+    assert f"with M = {stages}, " in note
+
+
+@pytest.mark.slow
+def test_micro_batches_that_do_not_fit_are_not_chosen_and_if_none_fits_64_k_are_refused() -> None:
+    work = translation("pipeline.stages=2 pipeline.micro_batches=auto text.max_length=10 train.batch_tokens=65536")
+    with_64_k = work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": 128}))
+    each = {
+        count: max(peaks(work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))))
+        for count in (2, 4)
+    }
+    room = replace(ROOMY, bytes_per_device=int((each[2] + each[4]) / 2 / 0.95))
+    planned = try_plan(work, room, estimated_costs)
+    assert planned.experiment.pipeline.micro_batches >= 4
+    assert planned.notes[-1].endswith("; fewer than 4 do not fit")
+    too_small = replace(ROOMY, bytes_per_device=max(peaks(with_64_k)) // 2)
+    assert refused(work, too_small).errors == refused(with_64_k, too_small).errors
+
+
+def test_micro_batches_are_bounded_by_the_examples_alone() -> None:
+    def counts(settings: str) -> list[int]:
+        work = translation(f"pipeline.micro_batches=auto text.max_length=10 {settings}")
+        return [tried.pipeline.micro_batches for tried in numbers_of_micro_batches(work)]
+
+    assert counts("pipeline.stages=2 train.batch_tokens=10000") == [2 << power for power in range(9)] + [1000]
+    assert counts("pipeline.stages=4 pipeline.replicas=2 train.batch_tokens=320") == [4, 8, 16]
+    assert counts("pipeline.stages=4 train.batch_tokens=190") == [4, 8, 16]
+    assert counts("pipeline.stages=4 train.batch_tokens=30") == [3]
+
+
+@pytest.mark.slow
+def test_more_than_64_k_micro_batches_are_chosen_where_only_they_fit() -> None:
+    work = translation("pipeline.stages=1 pipeline.micro_batches=auto text.max_length=16 train.batch_tokens=4096")
+    needs = {
+        count: max(peaks(work.with_pipeline(work.pipeline.model_copy(update={"micro_batches": count}))))
+        for count in (64, 128)
+    }
+    room = replace(ROOMY, bytes_per_device=int(sum(needs.values()) / 2 / 0.95))
+    planned = try_plan(work, room, estimated_costs)
+    assert planned.experiment.pipeline.micro_batches == 128
+
+
+def test_the_search_for_micro_batches_goes_on_where_a_step_gets_a_little_longer(monkeypatch) -> None:
+    """As where only more micro-batches are small enough not to be recomputed."""
+    steps = {2: 5.0, 4: 4.0, 8: 4.01, 16: 3.0, 32: 3.1, 64: 1.0}
+    work = translation("pipeline.stages=2 pipeline.micro_batches=auto train.batch_tokens=4096")
+
+    @dataclass(frozen=True)
+    class Planned:
+        experiment: Experiment
+        notes: tuple[str, ...] = ()
+
+        @property
+        def step_s(self) -> float:
+            return steps[self.experiment.pipeline.micro_batches]
+
+    monkeypatch.setattr(choose, "_plan_of", lambda choice, *_: Planned(choice))
+    found = try_plan(work, ROOMY, estimated_costs)
+    assert found.experiment.pipeline.micro_batches == 16
+    assert found.notes[0].endswith("4.01 s with M = 8, 3.00 s with M = 16, 3.10 s with M = 32")
+    steps |= {16: 4.02}
+    found = try_plan(work, ROOMY, estimated_costs)
+    assert found.experiment.pipeline.micro_batches == 4
+    assert found.notes[0].endswith("4.00 s with M = 4, 4.01 s with M = 8, 4.02 s with M = 16")
