@@ -9,77 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from experiments.base.cluster import Cluster
-from experiments.report.table import readable
-from experiments.sweeps.batch_size import batch_table
 from experiments.sweeps.members.scales import MODELS
 from experiments.sweeps.registry import SWEEPS
-from experiments.sweeps.report.figures import against_bilingual
-from experiments.sweeps.report.margins import Difference, difference
+from experiments.sweeps.report.margins import Difference
 from experiments.sweeps.report.results import CHRF, is_scored, read_results
 from experiments.sweeps.report.verdicts import DEPTH_BEATS_WIDTH, Comparison, combined_outcome
 from experiments.sweeps.text_base import still_improving
 from suite.errors import DataError
 from suite.evaluation.bootstrap import PairedTest
-from suite.pipeline.planning.devices import GIB
-from tests.experiments.sweeps.finished import write_scores
-
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
-THIRDS = {"de": "high", "es": "high", "it": "middle", "nl": "middle", "da": "low", "gl": "low"}
-PAIRS = {"de": 17_000, "es": 18_000, "it": 3000, "nl": 3000, "da": 500, "gl": 500}
-GOOD = {"t12_400m": 10.0, "t24_1_3b_wide": 12.0, "t48_1_3b_deep": 15.0, "t64_3b": 17.0, "t128_6b": 19.0}
-
-
-def finish(runs: Path, member, bleu):
-    """Leaves what a member leaves when it is trained and scored; ``bleu`` is of its languages' two directions. The
-    other scores follow from it."""
-    folder = runs / member.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    experiment = member.experiment
-    (folder / "experiment.toml").write_text(experiment.to_toml())
-    record = {
-        "name": experiment.name, "data": "catalogues", "K": 1, "parameters": 445_104,
-        "steps": experiment.train.steps, "best_step": experiment.train.steps, "tokens": 10_240,
-        "seconds": 2.0, "tokens_per_second": 5120.0, "loss_last": 3.5, "valid_nll": 3.0, "best_valid_nll": 8 - bleu / 5,
-        "shrunk": ["model.width 1 -> 2"],
-    }  # fmt: skip
-    (folder / "record.json").write_text(json.dumps(record))
-    lines = [
-        json.dumps({"step": at + 1, "train/tokens": 1024 * (at + 1), "train/loss": 7 - at / 3}) for at in range(10)
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10, "valid/nll": 3.0}']) + "\n")
-    languages = experiment.text.languages or experiment.text.corpus_languages
-    directions = {
-        way: {"train_pairs": PAIRS[code], "bleu": share * bleu, "chrf": 2 * share * bleu, "nll": 8 - share * bleu / 5}
-        for code in languages
-        for way, share in ((f"en-{code}", 0.9), (f"{code}-en", 1.1))
-    }
-    thirds = {code: THIRDS[code] for code in languages}
-    if member.scoring is not None:
-        write_scores(folder, directions, bleu / 25, step=experiment.train.steps, max_pairs=300, thirds=thirds)
-
-
-def members(name, runs=Path("runs")):
-    return SWEEPS[name].members("laptop", LAPTOP, runs)
-
-
-def depth_width(runs: Path, good, alone=6.0, noise=0.1, leave_out=()):
-    for member in members("depth_width"):
-        if member.label not in leave_out:
-            finish(runs, member, good[member.label] + noise * member.experiment.train.seed)
-    for _ in range(2):  # tuning, then the tuned ones
-        for member in members("bilingual", runs):
-            if member.label.startswith("bilingual") and member.label not in leave_out:
-                better = 0 if member.scoring is not None or "half-the-size" in member.folder else -1
-                finish(runs, member, max(0.0, alone + better + noise * member.experiment.train.seed))
-
-
-def words(runs: Path, name="depth_width"):
-    table = SWEEPS[name].report("laptop", LAPTOP, runs).tables[0]
-    return {row[0].partition(": ")[0]: row[2] for row in table.rows if row[0]}, table
+from tests.experiments.sweeps.finished import GOOD, LAPTOP, depth_width, finish, members, words
 
 
 def third_row(table, finding, third="low"):
@@ -259,42 +198,6 @@ def test_scores_with_other_settings_are_excluded_and_named(tmp_path):
     assert "excluded from all numbers: depth_width-laptop/t128_6b-1" in page.markdown()
 
 
-def test_the_page_is_self_contained_and_has_all_models(tmp_path):
-    depth_width(tmp_path, GOOD)
-    page = SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page
-    html_file, markdown_file = page.write(tmp_path / "out")
-    html = html_file.read_text()
-    assert html.count("<svg") == 4
-    assert not re.search(r'(src|href)="(?!data:|#)', html)
-    assert all(name in html for name in MODELS)
-    text = markdown_file.read_text()
-    pictures = re.findall(r"!\[.*\]\((.*)\)", text)
-    assert len(pictures) == 4
-    assert all((tmp_path / "out" / picture).read_bytes().startswith(b"\x89PNG") for picture in pictures)
-    # both directions and three seeds in the mean: 30.2 of the deep one, and its difference from the baselines' 12.2
-    assert "30.2 ± 0.5" in text
-    assert re.search(r"\+18\.00 ± 0\.\d\d", text)
-    assert (
-        "Best at the largest number of steps, so more steps could improve them further: t12_400m (3 of 3 runs)" in text
-    )
-    assert "copying the source" in text
-    # 15.1 BLEU in the mean, 0.9 times as much out of English and 1.1 times into it; chrF is twice that
-    assert "| t48_1_3b_deep | 5.282 ± 0.045 | 4.678 ± 0.055 | 27.18 ± 0.45 | 33.22 ± 0.55 |" in text
-    assert "| bilingual es, de, it, nl, da, gl | 6.902 ± 0.045 | 6.658 ± 0.055 | 10.98 ± 0.45 | 13.42 ± 0.55 |" in text
-
-
-def test_the_figure_beside_bilingual_models_has_margins(tmp_path):
-    depth_width(tmp_path, GOOD)
-    results = read_results("laptop", [*members("depth_width"), *members("bilingual", tmp_path)], tmp_path)
-    axis = against_bilingual(results)[0].figure.axes[0]
-    assert [bar.get_label() for bar in axis.containers] == list(MODELS)
-    for bar in axis.containers:
-        (segments,) = bar.lines[2]
-        heights = [upper[1] - lower[1] for lower, upper in segments.get_segments()]
-        # seeds of all models are 0, 0.2 and 0.4 chrF apart: s = 0.2, t(95%, 12) = 2.179
-        assert heights == pytest.approx([2 * 2.1788128 * 0.2 * (2 / 3) ** 0.5] * 6)
-
-
 def test_runs_that_ended_before_or_have_no_validation_are_not_said_to_improve(tmp_path):
     depth_width(tmp_path, GOOD)
     for label, best in (("t64_3b", None), ("t128_6b", 1900)):
@@ -329,68 +232,3 @@ def test_models_scored_on_different_test_pairs_are_not_compared(tmp_path):
     path.write_text(path.read_text().replace("file", "files"))
     with pytest.raises(DataError, match=r"t48_1_3b_deep-1 and .*t24_1_3b_wide-1 were scored on different .* of gl-en;"):
         words(tmp_path)
-
-
-def test_a_page_escapes_its_text(tmp_path):
-    depth_width(tmp_path, GOOD)
-    folder = tmp_path / members("depth_width")[0].folder
-    record = json.loads((folder / "record.json").read_text()) | {"data": "<script>alert(1)</script>"}
-    (folder / "record.json").write_text(json.dumps(record))
-    assert "<script>" not in SWEEPS["depth_width"].report("laptop", LAPTOP, tmp_path).page.html()
-
-
-def test_table_5_has_the_papers_columns(tmp_path):
-    for member in members("batch_size"):
-        tokens = member.experiment.train.batch_tokens
-        finish(tmp_path, member, 10 + tokens / 500 + 0.01 * member.experiment.train.seed)
-    table = batch_table(read_results("laptop", members("batch_size"), tmp_path))
-    *rows, copied = [dict(zip(table.headings, row, strict=True)) for row in table.rows]
-    shown = {heading: value for heading, value in copied.items() if value is not None}
-    assert shown == {
-        "batch (paper)": "copying the source",
-        **{f"{measure}, {kind}": value for kind in ("equal steps", "equal tokens")
-           for measure, value in (("chrF", "26"), ("BLEU", "14"))},
-    }  # fmt: skip
-    assert [row["batch (paper)"] for row in rows] == [260_000, 1_000_000, 4_000_000]
-    assert [row["BLEU (paper)"] for row in rows] == [30.92, 31.86, 32.71]
-    middle = members("batch_size")[1].experiment.train.batch_tokens
-    assert [row["batch (here)"] for row in rows] == [round(0.26 * middle), middle, 4 * middle]
-    from_german = 1.1 * (10 + 4 * middle / 500 + 0.01)
-    assert rows[2]["BLEU, equal steps"] == f"{readable(from_german)} ± 0.027"
-    assert rows[1]["BLEU, equal steps"] == rows[1]["BLEU, equal tokens"]
-    result, findings = words(tmp_path, "batch_size")
-    assert set(result.values()) == {"confirmed"}
-    gain = 2 * 1.1 * (4 * middle - round(0.26 * middle)) / 500  # into English alone
-    assert all(row[5].startswith(f"+{gain:.2f} ±") for row in findings.rows)
-    text = SWEEPS["batch_size"].report("laptop", LAPTOP, tmp_path).page.markdown()
-    assert "15 runs are finished and scored" in text  # the middle batch is one run in both comparisons
-
-
-NUMBERS = st.floats(-100, 100)
-
-
-@given(st.lists(st.lists(NUMBERS, min_size=1, max_size=4), min_size=2, max_size=6))
-def test_the_margin_is_students_and_the_verdict_is_antisymmetric(groups):
-    more, less = groups[:2]
-    one, other = difference(more, less, groups), difference(less, more, groups)
-    assert one.value == pytest.approx(-other.value)
-    assert (one.margin is None) == all(len(group) == 1 for group in groups)
-    turned = {"confirmed": "contradicted", "contradicted": "confirmed", "undecided": "undecided"}
-    assert other.outcome == turned[one.outcome]
-
-
-def test_the_margin_of_two_and_two_seeds_by_hand():
-    # deviations 1 and 1 about both means: s^2 = (2 + 2) / 2, two degrees of freedom
-    result = difference([3.0, 5.0], [0.0, 2.0], [[3.0, 5.0], [0.0, 2.0]])
-    assert result.value == 3.0
-    assert result.margin == pytest.approx(4.3026527 * 2**0.5)  # t(95%, 2)
-    assert result.outcome == "undecided"
-    assert difference([], [1.0], []) is None
-
-
-def test_the_margin_pools_the_deviations_of_all_models():
-    # five models of three seeds, each with variance 1: ten degrees of freedom, t(95%, 10) = 2.228
-    groups = [[at - 1.0, float(at), at + 1.0] for at in range(5)]
-    result = difference(groups[4], groups[0], groups)
-    assert (result.value, result.margin) == (4.0, pytest.approx(2.2281389 * (1 / 3 + 1 / 3) ** 0.5))
-    assert result.outcome == "confirmed"
