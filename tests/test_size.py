@@ -58,9 +58,15 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
+MOST_LINES_OF_TESTS = 50_300
+
 
 def files() -> list[Path]:
     return [path for top in TOP for path in sorted((ROOT / top).rglob("*.py"))]
+
+
+def files_of_tests() -> list[Path]:
+    return sorted((ROOT / "tests").rglob("*.py"))
 
 
 def name(path: Path) -> str:
@@ -85,7 +91,11 @@ def test_each_room_keeps_its_budget_and_each_budget_follows_the_code_down() -> N
 
 
 def test_a_file_is_short() -> None:
-    assert not [name(path) for path in files() if lines(path) > MOST_LINES_OF_A_FILE]
+    assert not [name(path) for path in (*files(), *files_of_tests()) if lines(path) > MOST_LINES_OF_A_FILE]
+
+
+def test_the_tests_do_not_grow() -> None:
+    assert sum(map(lines, files_of_tests())) <= MOST_LINES_OF_TESTS
 
 
 def test_a_function_fits_a_screen() -> None:

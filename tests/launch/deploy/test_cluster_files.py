@@ -1,12 +1,8 @@
 """What a platform team is given: image, manifests, a `ray up` file, a Slurm script. None may drift from the suite."""
 
 import copy
-import os
 import re
-import subprocess
-import sys
 import tomllib
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -14,19 +10,15 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from experiments.translation.runs import t128_6b
+from tests.launch.deploy.files import ROOT, SLURM, asked_of_slurm, text
 from tests.launch.deploy.kuberay_fields import faults
 
-ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
 IMAGE = f"gpipe-suite:{PROJECT['project']['version']}"
 KUBERAY = ("raycluster", "rayjob", "storage")
-RAY_UP, SLURM = "launch/deploy/ray_up/cluster.yaml", "launch/deploy/slurm/train.sbatch"
+RAY_UP = "launch/deploy/ray_up/cluster.yaml"
 FILES = [*(f"launch/deploy/kuberay/{name}.yaml" for name in KUBERAY[:2]), RAY_UP, SLURM]
-
-
-def text(name):
-    return (ROOT / name).read_text()
 
 
 def manifest(name):
@@ -75,11 +67,6 @@ def at(value, path):
 
 def ray_up():
     return yaml.safe_load(text(RAY_UP))
-
-
-def asked_of_slurm():
-    """The options that stand in the Slurm script."""
-    return dict(re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text(SLURM), re.MULTILINE))
 
 
 FREE = {"rayStartParams", "labels", "nodeSelector", "limits", "requests"}
@@ -303,57 +290,3 @@ def test_machines_of_ray_up_share_storage_and_token():
 
 
 # Slurm
-
-
-@pytest.fixture
-def allocation(tmp_path):
-    """Runs the script as Slurm would on an allocation of one node; ``ray`` is a stand-in that notes its calls."""
-    bin_folder = tmp_path / "bin"
-    bin_folder.mkdir()
-
-    def stand_in(name, script):
-        (bin_folder / name).write_text(f"#!/bin/bash\n{script}\n")
-        (bin_folder / name).chmod(0o755)
-
-    stand_in("scontrol", "echo node-1")
-    stand_in("srun", f'echo "$@" >> {tmp_path}/calls; while [[ $1 == --* ]]; do shift; done; exec "$@"')
-    stand_in("ray", "exit 3")
-    stand_in("python", f'exec {sys.executable} "$@"')
-
-    def run(*command, **variables):
-        slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node-1", "SLURM_CPUS_PER_TASK": "2"}
-        return subprocess.run(
-            ["bash", ROOT / SLURM, *command],
-            env={**os.environ, **slurm, "PATH": f"{bin_folder}:{os.environ['PATH']}", **variables},
-            cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
-        )  # fmt: skip
-
-    return run
-
-
-def test_the_slurm_script_asks_for_what_its_job_needs():
-    subprocess.run(["bash", "-n", ROOT / SLURM], check=True)
-    asked = asked_of_slurm()
-    assert asked["ntasks-per-node"] == "1"
-    assert asked["signal"] == "B:TERM@120"
-    assert "no-kill" in asked
-    assert "exclusive" in asked
-    assert "python -m launch.cli experiment t128_6b --scale paper; fi" in text(SLURM)
-
-
-def test_without_shared_storage_nothing_is_started(allocation, tmp_path):
-    done = allocation("echo", "ran", GPIPE_STORAGE="")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: GPIPE_STORAGE is not set; name a folder that all nodes share")
-    assert not (tmp_path / "calls").exists()
-
-
-def test_ray_that_does_not_start_ends_the_job_before_the_command(allocation, tmp_path):
-    done = allocation("touch", "ran", GPIPE_STORAGE=str(tmp_path))
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "error: Ray ended on a node while it started; the reason is above"
-    assert not (tmp_path / "ran").exists()
-    called = (tmp_path / "calls").read_text()
-    assert "--head" in called
-    assert "--num-cpus=2" in called
-    assert not re.search("[0-9a-f]{64}", called)  # the token
