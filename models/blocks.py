@@ -1,4 +1,4 @@
-"""The blocks of a Transformer layer: self-attention, cross-attention and feed-forward.
+"""The branches of a Transformer block: self-attention, cross-attention and feed-forward.
 
 Multi-head attention has a width of its own, heads * 64, independent of the model's width.
 """
@@ -97,7 +97,7 @@ class CrossAttention(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """The base of layers of blocks that add to a residual stream."""
+    """The base of blocks, whose branches add to a residual stream."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class ResidualBlock(nn.Module):
         return x + F.dropout(branch, self.dropout, self.training) if self.dropout else x + branch
 
     def reset_parameters(self) -> None:
-        """Initialises all parameters, block by block."""
+        """Initialises all parameters, branch by branch."""
         for child in self.children():
             child.reset_parameters()  # type: ignore[operator]
 
@@ -118,8 +118,8 @@ class FeedForward(nn.Module):
 
     The paper (section 5) makes deep models trainable by scaling down the initialisation of every feed-forward layer by
     the number of layers, without saying of which matrix. Here: both matrices start Glorot-uniform, and the second, the
-    one that writes to the residual stream, is divided by L, the number of layers of its stack. So the block's output
-    starts L times smaller. The sum of L independent blocks then deviates by 1/sqrt(L) of what one plain block does,
+    one that writes to the residual stream, is divided by L, the number of blocks of its stack. So the branch's output
+    starts L times smaller. The sum of L independent branches then deviates by 1/sqrt(L) of what one plain branch does,
     where it would be sqrt(L): the stream does not grow with depth. The first matrix is left alone: dividing it too
     would make the output L squared times smaller (4096 at L = 64) without further use, and hold back an optimizer
     whose step follows the size of the weights (Adafactor). ``depth_scaled_init=false`` leaves both as they are,

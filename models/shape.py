@@ -37,11 +37,11 @@ class TransformerShape:
     """
 
     blocks_per_stack: Count
-    """L: blocks of the encoder, and as many of the decoder."""
+    """L: blocks of the encoder, and as many of the decoder; each has attention and feed-forward branches."""
     width: Even
     """Width of the residual stream."""
     feed_forward: Count
-    """H: hidden width of a feed-forward block."""
+    """H: hidden width of a feed-forward branch."""
     heads: Count
     """A: attention heads."""
     vocabulary: Annotated[Count, Unit("tokens")]
@@ -57,7 +57,7 @@ class TransformerShape:
     depth_scaled_init: bool = True
     """Whether feed-forward output matrices start divided by model.blocks_per_stack."""
     residual_scale: Scale = None
-    """Output matrices of blocks start and learn times this / (2 x blocks_per_stack); none: as depth_scaled_init says
+    """Output matrices of branches start and learn times this / (2 x blocks_per_stack); none: as depth_scaled_init says
     (docs/depth.md)."""
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class TransformerShape:
 
     @property
     def output_scales(self) -> tuple[float, float]:
-        """Factors of the start of the output matrices of attention and of feed-forward blocks."""
+        """Factors of the start of the output matrices of attention and of feed-forward branches."""
         paper = (1.0, 1 / self.blocks_per_stack if self.depth_scaled_init else 1.0)
         scale = output_scale(self)
         return paper if scale is None else (scale, scale)
@@ -104,7 +104,7 @@ class LanguageModelShape:
     dropout: Share = 0.0
     """Dropout probability."""
     residual_scale: Scale = None
-    """Output matrices of blocks start and learn times this / (2 x blocks_per_stack); none: they start divided by
+    """Output matrices of branches start and learn times this / (2 x blocks_per_stack); none: they start divided by
     model.blocks_per_stack."""
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class LanguageModelShape:
 
     @property
     def output_scales(self) -> tuple[float, float]:
-        """Factors of the start of the output matrices of attention and of feed-forward blocks.
+        """Factors of the start of the output matrices of attention and of feed-forward branches.
 
         Feed-forward starts as in the Transformer of section 5, and attention too: there a last LayerNorm bounds the
         input of the softmax. Here there is none, and with L plain attentions the residual stream and the initial logits
@@ -142,10 +142,10 @@ BlockShape = TransformerShape | LanguageModelShape
 
 
 def output_scale(shape: BlockShape) -> float | None:
-    """Returns the factor of the start and of the step of every block's output matrix; None without a residual scale.
+    """Returns the factor of the start and of the step of every branch's output matrix; None without a residual scale.
 
-    What a block adds to the residual stream is proportional to its output matrix. AdamW moves every weight by the rate,
-    whatever its size, and a stack of L layers has about 2L blocks. So one step moves the stream 2L times as far as with
-    one block, and with ``residual_scale / 2L`` equally far at every depth.
+    What a branch, attention or feed-forward, adds to the residual stream is proportional to its output matrix. AdamW
+    moves every weight by the rate, whatever its size, and a stack of L blocks has about 2L branches. So one step moves
+    the stream 2L times as far as with one branch, and with ``residual_scale / 2L`` equally far at every depth.
     """
     return None if shape.residual_scale is None else shape.residual_scale / (2 * shape.blocks_per_stack)

@@ -4,7 +4,7 @@
 
 Every layer's inputs are exactly the previous layer's outputs, ids included, so any partition of the list is a pipeline.
 A row may have several sentences, one after the other (packing); attention stays within a sentence.
-Pre-LayerNorm: x + dropout(block(norm(x))). All projections have biases, each stack ends with a LayerNorm, and the
+Pre-LayerNorm: x + dropout(branch(norm(x))). All projections have biases, each stack ends with a LayerNorm, and the
 softmax is untied from the shared embedding. With w = 64A the trainable values are
 
     L * (12dw + 4dH + 9w + 2H + 15d)  +  4d  +  2Vd + V

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1322,
-    "launch/backends": 1714,
-    "launch/diagnostics": 730,
+    "launch/backends": 1723,
+    "launch/diagnostics": 732,
     "launch/diff": 956,
     "launch/inference": 1193,
     "launch/jobs": 657,
@@ -24,7 +24,7 @@ BUDGETS = {
     "launch/tracking": 564,
     "launch/train": 754,
     "launch/watching": 970,
-    "launch/worker": 1930,
+    "launch/worker": 1932,
     "experiments": 169,
     "experiments/base": 1148,
     "experiments/custom": 1952,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 50_300
+MOST_LINES_OF_TESTS = 50_310
 
 
 def files() -> list[Path]:

@@ -42,7 +42,7 @@ class RayLauncher:
         self._connection, self._log = connection, log
         self._kind = "GPU" if attempt.use_gpu else "CPU"
         self._device_timeout_s = 0.0
-        """Seconds to wait for busy devices."""
+        """Seconds to wait for devices."""
         self._actors: StageActors | None = None
         self._checked = set[str]()
         """Ids of nodes that see the run's folder."""
@@ -107,21 +107,30 @@ class RayLauncher:
 
     def available_devices(self, workers: int) -> int:
         """Returns how many devices are free, at most ``workers``. Waits for that many, as long as
-        ``train.device_timeout_s``: for lost nodes to be replaced, or others to end.
+        ``train.device_timeout_s``: for lost nodes to be replaced, or others to end; and for nodes that do not answer,
+        of which Ray may not know yet that they are lost.
 
-        Devices of this run's own actors count if the actors can be reused; otherwise the actors are released first.
-        Waits until Ray has noticed lost nodes: it would place workers on them.
+        Devices of this run's own actors count. They stay if they can be reused, or if the run is on fewer devices
+        already and no others have become free; otherwise they are released first.
         """
         if self._can_reuse_actors(workers):
             return workers
+        if self._actors is not None and self._actors.usable and self._actors.workers < workers:
+            with answering("which devices are free"):
+                free = sum(node.free for node in self._connection.nodes(self._kind))
+            if free + self._actors.workers < workers:
+                return self._actors.workers
         self._release()
-        start = time.monotonic()
+        until, is_told = time.monotonic() + self._device_timeout_s, False
         while True:
             with answering("which devices are left"):
                 nodes, silent = self._connection.nodes_and_silent(self._kind)
             free = sum(node.free for node in nodes)
-            if (free >= workers and not silent) or time.monotonic() > start + self._device_timeout_s:
+            if (free >= workers and not silent) or time.monotonic() > until:
                 return min(free, workers)
+            if not is_told:
+                self._log(f"{free} of {workers} devices are free; waiting for the others (train.device_timeout_s)")
+                is_told = True
             time.sleep(POLL_S)
 
     def leave_out(self, rank: int) -> str:

@@ -50,7 +50,7 @@ BEGIN_S, ROUND_S = 60.0, 30.0
 """Seconds for the workers to meet and reduce, and for each round: gloo and NCCL connect on the first message."""
 
 ALL_PAIRS = 8
-"""Up to this many nodes every pair is measured; above, each node with the next, so that the time grows linearly."""
+"""Up to this many nodes every pair is measured; above, each node with the next, in three rounds for any number."""
 
 SLOW = 100e6
 """Bytes a second. A gigabit port gives 117 million; below 100, a port or cable has fallen back to a lower speed or
@@ -87,8 +87,8 @@ class LinkActor:
         first rank."""
         store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=TIMEOUT)
         gpu = 0 if use_gpu else None  # a Ray worker sees only its own
-        log = Path(tempfile.mkdtemp(prefix="gpipe-links-")) / "nccl"
-        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_FILE=str(log))
+        log = Path(tempfile.gettempdir()) / f"gpipe-nccl-{os.getpid()}"
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
         device = init_process_group(rank, world, store, 1, gpu, TIMEOUT_S)
         found: dict[Pair, Link] = {}
         for pairs in rounds_of(world):
@@ -99,7 +99,9 @@ class LinkActor:
                     found |= {pair: link} if rank == pair[0] else {}
         reduced = _reduction(world, device)
         dist.destroy_process_group()
-        return LinkMeasurements(found, reduced, network_of(log.read_text()) if log.exists() else "")
+        network = network_of(log.read_text()) if log.exists() else ""
+        log.unlink(missing_ok=True)
+        return LinkMeasurements(found, reduced, network)
 
 
 def rounds_of(world: int) -> list[list[Pair]]:
@@ -123,8 +125,8 @@ def rounds_of(world: int) -> list[list[Pair]]:
 
 def network_of(log: str) -> str:
     """Returns the network of NCCL's log, which has lines such as ``NCCL INFO Using network IB``."""
-    found = re.search(r"Using network (\S+)", log)
-    return found[1] if found else ""
+    found = re.search(r"Using network (.+)", log)
+    return found[1].strip() if found else ""
 
 
 def _pair_link(peer: int, device: torch.device) -> Link:

@@ -69,8 +69,10 @@ def init_process_group(
     where: dict[str, Any] = {"init_method": rendezvous} if isinstance(rendezvous, str) else {"store": rendezvous}
     timeout = timedelta(seconds=timeout_s)
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
-    dist.init_process_group(backend_of(device), rank=rank, world_size=world, timeout=timeout, **where)
-    os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
+    try:
+        dist.init_process_group(backend_of(device), rank=rank, world_size=world, timeout=timeout, **where)
+    finally:
+        os.environ["TORCH_GLOO_LAZY_INIT"] = "0"
     return device
 
 

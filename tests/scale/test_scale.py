@@ -1,5 +1,7 @@
 """What grows with the number of workers, and how fast."""
 
+import re
+
 from launch.supervision.watchdog import FIRST_HEARTBEAT_S
 from tests.scale.joining import joined
 from tests.scale.starts import Machines, simulate
@@ -22,4 +24,4 @@ def test_a_start_whose_last_node_reads_a_cold_disk_is_no_stall():
 def test_a_worker_that_never_comes_is_named_300_seconds_after_the_last_other_one():
     start = simulate(64, Machines([5.0], cold=1, cold_by=1e3), seed=0)
     assert start.verdict is not None
-    assert "since the last other worker came" in start.verdict.message
+    assert re.search(r"no heartbeat in 30[0-2] s since the last other worker came", start.verdict.message)

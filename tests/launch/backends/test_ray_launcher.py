@@ -103,19 +103,31 @@ def test_actors_that_did_not_start_in_time_or_for_another_k_are_not_reused(sessi
     assert second.ended
 
 
-@pytest.mark.parametrize(("timeout_s", "found"), [(30.0, 2), (0.0, 1)])
+@pytest.mark.parametrize(("timeout_s", "found"), [(60.0, 2), (40.0, 1), (0.0, 1)])
 def test_lost_devices_are_waited_for_as_long_as_the_run_says(session, timeout_s, found, monkeypatch):
-    """A node that replaces the lost one comes when it is asked for the third time."""
-    monkeypatch.setattr("launch.backends.ray_launcher.POLL_S", 0.0)
-    asked = []
+    """A node that replaces the lost one comes after 50 seconds."""
+    now = [0.0]
 
-    def nodes_and_silent(kind):
-        asked.append(kind)
-        return [Node("1", "a", 1, 1), *([Node("2", "b", 1, 1)] if len(asked) > 2 else [])], []
+    def sleep(seconds):
+        now[0] += 5
 
-    session._connection.nodes_and_silent = nodes_and_silent
+    monkeypatch.setattr(ray_launcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    session._connection.nodes_and_silent = lambda kind: (
+        [Node("1", "a", 1, 1), *([Node("2", "b", 1, 1)] if now[0] >= 50 else [])],
+        [],
+    )
     session._device_timeout_s = timeout_s
     assert session.available_devices(2) == found
+
+
+@pytest.mark.parametrize(("free", "found"), [(0, 2), (1, 2), (2, 4)])
+def test_a_run_on_fewer_devices_keeps_its_actors_until_enough_have_become_free(session, free, found, monkeypatch):
+    monkeypatch.setattr(ray_launcher, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=None))
+    actors = session.begin()
+    session.nodes[0] = Node("1", "a", free, 4)
+    session._connection.nodes_and_silent = lambda kind: ([Node("1", "a", free + 2, 4)], [])  # once they are released
+    assert session.available_devices(4) == found
+    assert actors.ended == (found == 4)
 
 
 def test_devices_that_another_run_took_first_are_chosen_again(session):

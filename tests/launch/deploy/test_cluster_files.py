@@ -287,6 +287,3 @@ def test_machines_of_ray_up_share_storage_and_token():
     stores = re.findall(r"--object-store-memory=(\d+)", text(RAY_UP))
     assert [int(store) * 2 <= int(re.sub(r"\D", "", shared)) * 2**30 for store in stores] == [True, True]
     assert ray_up()["docker"]["disable_shm_size_detection"]
-
-
-# Slurm

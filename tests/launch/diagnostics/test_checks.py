@@ -156,7 +156,8 @@ def test_every_pair_of_few_nodes_and_a_ring_of_many_in_rounds_of_pairs_without_a
 
 def test_which_network_nccl_uses():
     log = "n1:9:9 [0] NCCL INFO NET/IB : No device found.\nn1:9:9 [0] NCCL INFO Using network Socket\n"
-    assert [links.network_of(log), links.network_of("")] == ["Socket", ""]
+    libfabric = "n1:9:9 [0] NCCL INFO Using network AWS Libfabric\n"
+    assert [*map(links.network_of, (log, libfabric, ""))] == ["Socket", "AWS Libfabric", ""]
     assert links.networks({"a": "", "b": ""}) == []
     assert [(one.level, one.found) for one in links.networks({"a": "IB", "b": "IB"})] == [("ok", "NCCL uses IB")]
     (one,) = links.networks({"a": "IB", "b": "Socket"})
