@@ -42,6 +42,17 @@ def test_every_pixel_and_class_comes_back(tmp_path, test_name):
     assert data.pixels("test", [0], settings).squeeze().numpy().tolist() == test[0].tolist()
 
 
+def test_a_picture_of_a_camera_that_was_turned_comes_upright(tmp_path):
+    """Orientation 6: the viewer turns the stored pixels clockwise."""
+    (upright, *_), _ = write(tmp_path / "own", "train", 10), write(tmp_path / "own", "test", 4)
+    orientation = Image.Exif()
+    orientation[0x0112] = 6
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "own/train/ant/00.png", exif=orientation)
+    data = prepared(tmp_path / "own", tmp_path / "cache")
+    settings = ImageSettings(source=str(tmp_path / "own"), size=SIZE)
+    assert data.pixels("train", [0], settings).squeeze().numpy().tolist() == upright.tolist()
+
+
 def test_without_test_images_every_fifth_of_a_class_is_held_out(tmp_path):
     write(tmp_path / "own", "train", 24, mode="RGB")
     data = prepared(tmp_path / "own", tmp_path / "cache", channels=3)
