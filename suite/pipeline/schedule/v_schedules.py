@@ -131,16 +131,15 @@ def _squeezed(block: _Block, limits: _HeldLimits, micro_batches: int) -> Schedul
 
     def next_action(k: int, has_arrived: Callable[[Action], bool]) -> Action | None:
         held = [count["F"] - count["W"] for count in counts[k]]
-        ready: list[Action] = []
+        left: list[Action] = []
         for virtual_stage, count in enumerate(counts[k]):
             has_room = held[virtual_stage] < limits.in_cells[k][virtual_stage] and sum(held) < limits.in_stage
             ends = {"F": micro_batches if has_room else 0, "I": count["F"], "W": count["I"]}
-            actions = (Action(kind, i, virtual_stage) for kind, i in count.items() if i < ends[kind])
-            ready += filter(has_arrived, actions)
-        if not ready:
-            return None
-        first = min(ready, key=lambda action: (action.kind == "W", repeated(k, action)))
-        counts[k][first.virtual_stage][first.kind] += 1
+            left += (Action(kind, i, virtual_stage) for kind, i in count.items() if i < ends[kind])
+        left.sort(key=lambda action: (action.kind == "W", repeated(k, action)))
+        first = next(filter(has_arrived, left), None)
+        if first is not None:
+            counts[k][first.virtual_stage][first.kind] += 1
         return first
 
     def repeated(k: int, action: Action) -> int:
