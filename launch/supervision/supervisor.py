@@ -174,7 +174,7 @@ class Supervisor:
         return self._launcher.leave_out(coord.rank_of(cause.replica or 0, cause.stage))
 
     def _fit_to_devices(self, cause: Cause) -> None:
-        """Replans if the number of available devices has changed."""
+        """Plans the run again if it has other devices than before."""
         requested = self._requested_devices
         available = self._launcher.available_devices(requested)
         train = self._experiment.train
@@ -185,7 +185,7 @@ class Supervisor:
                 f"`{resume_command(self._attempt.run)}` continues from the latest checkpoint; with "
                 f"{option('SET', 'train.elastic=true')} it continues on the remaining devices"
             )
-        if available == requested == self._attempt.workers:
+        if available == self._attempt.workers:
             return
         before = self._experiment.pipeline
         self._experiment, self._plan, self._attempt = self._replan(available)

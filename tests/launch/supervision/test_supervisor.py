@@ -135,6 +135,16 @@ def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(tria
     assert devices.left_out == left_out
 
 
+def test_a_run_on_fewer_devices_is_not_planned_again_while_it_keeps_them(trials):
+    experiment, plan, attempt = trials.job(f"{STEPS} train.elastic=true")
+    devices = Devices({0})
+    devices.available_devices = lambda workers: workers - 1
+    supervisor = Supervisor(experiment, plan, attempt, devices, None, lambda line: None)  # None makes no plan
+    supervisor._requested_devices = attempt.workers + 1
+    supervisor.run()
+    assert devices.node == 1
+
+
 class EndsEarly(ProcessLauncher):
     """Asks the run to end once it has done three steps, as SIGTERM does."""
 
