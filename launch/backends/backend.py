@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from launch.backends.processes import ProcessLauncher
+from launch.backends.processes import LocalLauncher
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt
 from launch.worker.devices import this_machine
@@ -37,7 +37,7 @@ class Backend:
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""
-        return nullcontext(ProcessLauncher())
+        return nullcontext(LocalLauncher())
 
     def check_workers(self, experiment: Experiment) -> None:
         """Raises SettingError when it cannot start the experiment's K x R workers, whatever its devices."""

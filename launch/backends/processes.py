@@ -253,7 +253,7 @@ def _call(
         os._exit(1)
 
 
-class ProcessLauncher:
+class LocalLauncher:
     """Starts a job's K x R workers as processes on this machine."""
 
     def run(self, attempt: Attempt, experiment: Experiment, watchdog: Watchdog) -> None:

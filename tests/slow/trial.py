@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch.backends.processes import ProcessLauncher
+from launch.backends.processes import LocalLauncher
 from launch.runs.store import RunFolder
 from launch.supervision.supervisor import Supervisor
 from launch.worker.attempt import run_logger
@@ -75,7 +75,7 @@ class Trial:
         return {(name, key): value for name, path in files.items() for key, value in load_file(path).items()}
 
 
-class Watched(ProcessLauncher):
+class Watched(LocalLauncher):
     """Processes as they are, and a look before each attempt."""
 
     def __init__(self, each) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 import suite
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch.backends.processes import ProcessLauncher
+from launch.backends.processes import LocalLauncher
 from launch.inference.decoding_methods import Request
 from launch.inference.generate import continuations, find_language_model_run
 from launch.inference.model_text import load_data
@@ -51,7 +51,7 @@ def train(name, settings, cells, stops=(STEPS,)):
         each = experiment.with_settings(f"train.steps={stop} optimizer.lr_decay_steps=8")
         resume = stop != stops[0]
         _, attempt = write_records(run, each, cells, folder_of_documents(each.text, Path(".cache")).resolve(), resume)
-        ProcessLauncher().run(attempt, each, SimpleNamespace(should_stop=False))
+        LocalLauncher().run(attempt, each, SimpleNamespace(should_stop=False))
     return run
 
 

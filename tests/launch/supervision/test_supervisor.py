@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from launch import interrupts
-from launch.backends.processes import ProcessLauncher
+from launch.backends.processes import LocalLauncher
 from launch.supervision.attempt_log import read_attempt_lines
 from launch.supervision.supervisor import Supervisor
 from launch.watching.run_data import RunData
@@ -145,7 +145,7 @@ def test_a_run_on_fewer_devices_is_not_planned_again_while_it_keeps_them(trials)
     assert devices.node == 1
 
 
-class EndsEarly(ProcessLauncher):
+class EndsEarly(LocalLauncher):
     """Asks the run to end once it has done three steps, as SIGTERM does."""
 
     def run(self, attempt, experiment, watchdog):

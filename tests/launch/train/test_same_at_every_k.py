@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 from experiments.base.cluster import Cluster
 from experiments.registry import find
-from launch.backends.processes import ProcessLauncher
+from launch.backends.processes import LocalLauncher
 from launch.runs.store import RunFolder
 from suite.data.text.prepare import folder_of, prepare
 from suite.pipeline.planning.partition import partition
@@ -48,7 +48,7 @@ def trained(tmp_path_factory, cache):
                 each = experiment.with_settings(f"train.steps={steps}")
                 data = folder_of(experiment.text, cache)
                 _, attempt = write_records(run, each, cells_of(experiment), data, resume)
-                ProcessLauncher().run(attempt, each, SimpleNamespace(should_stop=False))
+                LocalLauncher().run(attempt, each, SimpleNamespace(should_stop=False))
             lines = read_steps(run.metrics)
             newest = max(run.checkpoints.glob("0*"))
             files = {name: load_file(path) for name, path in layer_files(newest).items()}

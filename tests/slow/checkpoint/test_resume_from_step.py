@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from launch.backends.processes import ProcessLauncher
+from launch.backends.processes import LocalLauncher
 from launch.supervision.supervisor import Supervisor
 from launch.worker.attempt import run_logger
 from suite.errors import CheckpointError
@@ -30,7 +30,7 @@ def test_a_run_continues_from_a_chosen_step_and_a_restart_does_not_return_to_the
     monkeypatch.setenv(VARIABLE, hook([kill]))
     seen = []
 
-    class Looking(ProcessLauncher):
+    class Looking(LocalLauncher):
         def run(self, attempt, experiment, watchdog):
             seen.append((attempt.checkpoint_step, steps(trial), trial.run.record.exists(), last_step(trial)))
             super().run(attempt, experiment, watchdog)
@@ -61,5 +61,5 @@ def test_a_fork_that_cannot_mark_the_later_checkpoints_changes_nothing(trials, m
     experiment, plan, attempt = trials.job_of(run, trials.experiment(SETTINGS), resume=True)
     attempt = replace(attempt, checkpoint_step=9)
     with pytest.raises(CheckpointError, match="those after step 9 not marked as abandoned"):
-        Supervisor(experiment, plan, attempt, ProcessLauncher(), None, run_logger(run.messages)).run()
+        Supervisor(experiment, plan, attempt, LocalLauncher(), None, run_logger(run.messages)).run()
     assert {path: path.read_bytes() for path in before} == before
