@@ -20,7 +20,7 @@ BUDGETS = {
     "launch/planning": 516,
     "launch/runs": 508,
     "launch/supervision": 722,
-    "launch/sweeps": 588,
+    "launch/sweeps": 600,
     "launch/tracking": 564,
     "launch/train": 754,
     "launch/watching": 970,
@@ -45,7 +45,7 @@ BUDGETS = {
     "suite/pipeline/model": 1181,
     "suite/pipeline/planning": 3430,
     "suite/pipeline/runtime": 2507,
-    "suite/pipeline/schedule": 1478,
+    "suite/pipeline/schedule": 1477,
     "suite/training": 4136,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 50_330
+MOST_LINES_OF_TESTS = 50_370
 
 
 def files() -> list[Path]:

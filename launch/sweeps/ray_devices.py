@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 import ray
@@ -27,17 +28,28 @@ class RayDevices(Devices):
         super().__init__(sum(node.total for node in nodes), self.kind == "GPU")
         self.described = f"{self.total} {self.kind}s on {len(nodes)} node{'' if len(nodes) == 1 else 's'}"
         self._variables = {"RAY_ADDRESS": address() or connection.name()}
+        self._heartbeats: dict[Task, float] = {}
+        """When the heartbeats of a run that was started were last noted before."""
 
     def free(self, running: Collection[Task]) -> int:
-        """Returns how many devices nobody uses. Ray counts those of a task that has just started a few seconds later: a
-        task that starts too early waits for its devices."""
+        """Returns how many devices nobody uses. Ray does not count those of a member before its workers are there; they
+        are kept for it, because a measurement waits only some minutes for a device."""
         with answering("which devices are free"):
             nodes = self._connection.nodes(self.kind)
         total, free = sum(node.total for node in nodes), sum(node.free for node in nodes)
-        return min(free, total - sum(task.devices for task in running))
+        begins = [task for task in running if task.what == "train" and _noted(task) == self._heartbeats[task]]
+        return min(free - sum(task.devices for task in begins), total - sum(task.devices for task in running))
 
     def start(self, task: Task, running: Collection[Task]) -> Work:
+        self._heartbeats[task] = _noted(task)
         return MemberProcess(task, "ray", self._variables) if task.what == "train" else RayScoring(task, self.kind)
+
+
+def _noted(task: Task) -> float:
+    """Returns when the heartbeats of a task's run were last noted; 0 if never."""
+    with suppress(OSError):
+        return task.run.heartbeats.stat().st_mtime
+    return 0.0
 
 
 class RayScoring:

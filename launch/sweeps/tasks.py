@@ -21,7 +21,7 @@ from suite.errors import SettingError
 from suite.paths import write_atomically
 
 WAIT_S = 1e9
-"""Seconds that a member waits for devices of the cluster that others hold, or that are lost: it is not to give up."""
+"""Seconds that a member waits for devices of the cluster that others hold or that are lost: it is not to give up."""
 
 IGNORED_SETTINGS = ("threads", "checkpoint_every", "checkpoint_dir", "max_restarts", "elastic", "device_timeout_s")
 """Those of ``train`` without effect on the result: a member's folder may differ in them."""
