@@ -117,10 +117,16 @@ def with_process(size: int) -> Any:
     [
         ("pipeline.stages=1", 7, 0.9, 40 * MIB, ["micro_batches"]),
         ("pipeline.stages=2 pipeline.remat=never", 2, 0.9, 0, ["remat"]),
-        ("pipeline.stages=2 pipeline.replicas=3", 5, 1.5, 40 * MIB, ["replicas", "micro_batches"]),
+        ("pipeline.stages=2 pipeline.replicas=3", 5, 1.5, 0, ["replicas", "micro_batches"]),
         ("pipeline.stages=4 pipeline.micro_batches=4", 3, 1.5, 0, ["stages"]),
         ("pipeline.stages=2 pipeline.micro_batches=2", 2, 0.7, 40 * MIB, ["micro_batches"]),
-        ("pipeline.stages=2 pipeline.replicas=4 pipeline.micro_batches=30", 3, 1.1, 0, ["replicas", "micro_batches"]),
+        (
+            "pipeline.stages=2 pipeline.replicas=4 pipeline.micro_batches=30",
+            3,
+            1.1,
+            0,
+            ["stages", "replicas", "micro_batches"],
+        ),  # R = 3 of 4 with a stage less is nearer than R = 1
     ],
 )
 def test_the_nearest_plan_changes_little_and_fits_when_it_is_asked_for(

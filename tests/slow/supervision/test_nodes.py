@@ -254,9 +254,10 @@ def test_a_node_whose_worker_fails_twice_at_its_start_is_left_out_for_a_spare(
 
 def test_a_slow_node_is_named_within_23_steps(machines, drive, monkeypatch):
     """Looks are at steps 10, 15 and 20."""
-    monkeypatch.setenv(VARIABLE, hook([{"fault": "sleep", "attempt": None, "replica": 1, "seconds": 0.05}]))
-    driver = drive(machines(2), "pipeline.stages=1 pipeline.replicas=2", steps=30)
+    slow = {"fault": "sleep", "attempt": None, "replica": 1, "stage": 1, "seconds": 0.05}
+    monkeypatch.setenv(VARIABLE, hook([slow]))
+    driver = drive(machines(4), "pipeline.replicas=2", steps=30)
     driver.wait(240)
     (line,) = [line for line in (driver.run / "messages.log").read_text().splitlines() if "as its peers" in line]
-    assert "replica 1, stage 0 on " in line
+    assert "replica 1, stage 1 on " in line
     assert int(line.partition(" step ")[2].partition(":")[0]) <= 23
