@@ -21,7 +21,8 @@ from typing import NoReturn
 
 import psutil
 
-from launch.runs.store import JOB
+JOB = "GPIPE_JOB"
+"""Environment variable of a submitted job: its name."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """A terminal and ``make`` send SIGINT, a scheduler sends SIGTERM."""

@@ -31,7 +31,7 @@ from launch import interrupts
 from launch.jobs.client import JobClient, JobError
 from launch.jobs.follow import JobLog
 from launch.jobs.package import OWN, copy_checkout, is_tracked
-from launch.runs.store import ADDRESS, JOB, SOURCE
+from launch.runs.store import ADDRESS, SOURCE
 from suite.errors import PlacementError, SettingError, nearest
 from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
@@ -185,7 +185,7 @@ def send(
     """Uploads the folder ``package`` and submits a job that runs in it."""
     source = _source(command)
     variables = {
-        JOB: job,
+        interrupts.JOB: job,
         ADDRESS: client.address,
         "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),

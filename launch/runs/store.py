@@ -14,13 +14,14 @@ from pathlib import Path
 import filelock
 
 from experiments.base.hints import command, option
+from launch.interrupts import JOB
 from suite.errors import SettingError, nearest, shortened
 
 STORAGE = os.environ.get("GPIPE_STORAGE", "")
 """The folder that all nodes of a cluster share, for submitted runs; empty on a single machine."""
 
-JOB, ADDRESS = "GPIPE_JOB", "GPIPE_ADDRESS"
-"""Environment variables of a submitted job: its name, and the address that it was submitted to."""
+ADDRESS = "GPIPE_ADDRESS"
+"""Environment variable of a submitted job: the address that it was submitted to."""
 
 SOURCE = "GPIPE_SOURCE"
 """Environment variable of a submitted job: the user's file and function, on the submitting machine."""

@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from rich.console import Console
 
-from experiments import registry
+from experiments import names, registry
 from experiments.custom.experiment import find_custom
 from experiments.custom.loading import ROOT, absolute, description, load_spec
 from experiments.registry import find, read_experiment
@@ -129,7 +129,9 @@ def test_a_model_of_one_layer_has_one_stage(folder):
 def test_an_installed_package_adds_its_experiments_to_the_list(folder, monkeypatch):
     installed = [EntryPoint(name, f"own:{function}", "gpipe.experiments") for name, function in
                  (("tiny", "small"), ("t128_6b", "small"), ("bad", "number"))]  # fmt: skip
-    monkeypatch.setattr(registry, "entry_points", lambda group: installed)
+    for module in (registry, names):
+        monkeypatch.setattr(module, "entry_points", lambda group: installed)
+    monkeypatch.setattr(names, "experiment_names", names.experiment_names.__wrapped__)  # without its cache
     assert (find("tiny").name, find("tiny").source) == ("tiny", "own:small")
     assert find("t128_6b").list_length > 100, "the suite's own runs keep their names"
     with Console(width=100, record=True) as console:

@@ -8,7 +8,8 @@ import pytest
 from tests.launch.command_line import ROOT, gpipe_at_once
 
 INIT = """
-from experiments.squares.experiment import SquaresExperiment, squares
+from experiments.squares.experiment import SquaresExperiment
+from experiments.squares.runs import squares
 
 EXPERIMENT, RUNS = SquaresExperiment, (squares,)
 """
@@ -128,6 +129,11 @@ class Source:
 
     def bytes_per_unit(self, held_out) -> None:
         return None
+'''
+
+RUNS = '''
+from experiments.squares.experiment import Settings, SquaresExperiment
+from suite.settings import OptimizerSettings, PipelineSettings
 
 
 def squares() -> SquaresExperiment:
@@ -146,6 +152,7 @@ def test_one_folder_and_its_name_in_the_registry_add_a_task(tmp_path: Path) -> N
     (copy / "squares").mkdir()
     (copy / "squares/__init__.py").write_text(INIT)
     (copy / "squares/experiment.py").write_text(EXPERIMENT)
+    (copy / "squares/runs.py").write_text(RUNS)
     registry = (copy / "registry.py").read_text()
     added = registry.replace("import custom, images, ", "import custom, images, squares, ").replace(
         "TASK_FOLDERS = (translation,", "TASK_FOLDERS = (squares, translation,"

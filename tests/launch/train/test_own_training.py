@@ -118,4 +118,4 @@ def test_a_function_that_fails_ends_the_run_and_is_named_with_its_line(tmp_path,
 def test_a_resume_says_when_its_settings_raise_the_learning_rate(run):
     said = StringIO()
     resume(str(run.path), "train.steps=5 optimizer.learning_rate=1.0", "local", Console(file=said, width=200))
-    assert "the learning rate goes on at " in said.getvalue()
+    assert "the learning rate continues at " in said.getvalue()

@@ -124,7 +124,7 @@ def test_one_run_is_told_with_the_commands_that_make_sense(run):
     assert "step 6/6" in out
     assert "2 attempts" in out
     assert "checkpoints of steps 4, 6" in out
-    for verb in ("report", "score", "translate", "export"):
+    for verb in ("report --run", "score", "translate", "export"):
         assert f"gpipe {verb} {NAME}/{run.path.name}" in out
     assert f'gpipe translate {NAME}/{run.path.name} --to de "' in out
     italian = copy_of(run, "italian", rate=("[text]\n", '[text]\nlanguages = ["it"]\n'))
