@@ -11,14 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1322,
+    "launch": 1323,
     "launch/backends": 1723,
     "launch/diagnostics": 732,
     "launch/diff": 956,
     "launch/inference": 1193,
     "launch/jobs": 657,
     "launch/planning": 516,
-    "launch/runs": 508,
+    "launch/runs": 509,
     "launch/supervision": 722,
     "launch/sweeps": 600,
     "launch/tracking": 564,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 50_370
+MOST_LINES_OF_TESTS = 50_400
 
 
 def files() -> list[Path]:

@@ -1,6 +1,7 @@
 """A real run needs the bytes of its plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from launch.worker.measure import MeasuredPipeline
 from models import amoebanet, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.pipeline.planning.devices import Machine
-from suite.pipeline.planning.fit import Problem
+from suite.pipeline.planning.fit import MemoryFit, Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.sample import MicroBatch, Sample
+from suite.pipeline.planning.stage_bytes import peak_bytes
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.gpu.peak import measure_peak_bytes
@@ -114,12 +116,19 @@ def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     each = bytes_per_parameter(work.optimizer, replicas=1)
     found = make_plan(Problem(measured.costs, pipeline, each, ROOMY))
     run = MeasuredPipeline(work, found.layers_per_cell, found.schedule_config)
-    predicted = [stage.peak_bytes for stage in found.cells]
+    predicted = sure = [stage.peak_bytes for stage in found.cells]
+    if kind == "amoebanet":  # up to four messages of a skip may be under way, and on one machine seldom are
+        fit = MemoryFit(found.problem)
+        ends = [*accumulate(found.layers_per_cell, initial=0)]
+        cells_of = fit.stage_bytes([range(*pair) for pair in pairwise(ends)])
+        without = [[replace(cell, sent=()) for cell in own] for own in cells_of]
+        sure = [peak_bytes(*pair, fit.flow) for pair in zip(found.schedule, without, strict=True)]
     held = [0] * stages
     for _ in range(3):  # a message that arrives late, on a busy machine, is not there when the rest is at its peak
         held = [max(pair) for pair in zip(held, run_processes(measure_peak_bytes, stages, run), strict=True)]
-        if all(predicted[k] <= most * held[k] for k in range(stages)):
+        if all(sure[k] <= most * held[k] for k in range(stages)):
             break
     for k in range(stages):
         assert held[k] > 8 << 20, "too small a model to say anything"
-        assert held[k] <= predicted[k] <= most * held[k], f"stage {k} held {held[k]}, the plan says {predicted[k]}"
+        assert held[k] <= predicted[k], f"stage {k} held {held[k]}, the plan says {predicted[k]}"
+        assert sure[k] <= most * held[k], f"stage {k} held {held[k]}, the plan says {sure[k]} without messages"
