@@ -21,18 +21,15 @@ from typing import NoReturn
 
 import psutil
 
-JOB = "GPIPE_JOB"
-"""Environment variable of a submitted job: its name."""
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """A terminal and ``make`` send SIGINT, a scheduler sends SIGTERM."""
 
 UNWIND_S = 2.5
 """Seconds from the signal, or from the end of the command, to the forced exit."""
 
-JOB_STOP_S = 60
-"""Seconds between the signal that asks a job's driver to stop and the one that kills it. The driver has half of them
-to stop its workers."""
+JOB, JOB_STOP_S = "GPIPE_JOB", 60
+"""Environment variable of a submitted job, its name; seconds between the signal that asks its driver to stop and the
+one that kills it. The driver has half of them to stop its workers."""
 
 _received, _unwound, _leaving = threading.Event(), threading.Event(), threading.Lock()
 _in_command = _is_handled = False

@@ -20,11 +20,9 @@ from suite.errors import SettingError, nearest, shortened
 STORAGE = os.environ.get("GPIPE_STORAGE", "")
 """The folder that all nodes of a cluster share, for submitted runs; empty on a single machine."""
 
-ADDRESS = "GPIPE_ADDRESS"
-"""Environment variable of a submitted job: the address that it was submitted to."""
-
-SOURCE = "GPIPE_SOURCE"
-"""Environment variable of a submitted job: the user's file and function, on the submitting machine."""
+ADDRESS, SOURCE = "GPIPE_ADDRESS", "GPIPE_SOURCE"
+"""Environment variables of a submitted job: the address that it was submitted to, and the user's file and function, on
+the submitting machine."""
 
 FOLDER_LINE, REPORT_LINE = "folder: ", "report: "
 """Begin the lines with a run's folder, and with a report, that commands print; ``make submit`` finds them in a job's
