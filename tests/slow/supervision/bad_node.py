@@ -1,10 +1,12 @@
-"""A worker's hook that fails on one node, whichever begins first, as a bad device does."""
+"""Hooks of workers: one fails on one node, whichever begins first, as a bad device does; one is slow."""
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+from torch import nn
 
 
 def fail(place: str, *worker) -> None:
@@ -16,3 +18,15 @@ def fail(place: str, *worker) -> None:
         os.link(draft, place)
     if int(Path(place).read_text()) == own:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+
+def be_slow(plan: str, coord, *rest) -> None:
+    """The layers of the second replica take longer."""
+    forward = nn.Linear.forward
+
+    def delayed(*inputs):
+        time.sleep(0.002)
+        return forward(*inputs)
+
+    if coord.replica == 1:
+        nn.Linear.forward = delayed
