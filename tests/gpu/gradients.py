@@ -114,7 +114,7 @@ def tolerance(start: Start, dtype: torch.dtype) -> float:
     """Returns 5 sqrt(P n) u; see the module's docstring."""
     shape, tokens = start.shape, sum(tensors[0].numel() for tensors in start.batch.inputs)
     longest = max(shape.vocabulary, shape.width, shape.feed_forward, shape.attention_width, tokens)
-    products = 2 * (16 * shape.layers + 1)
+    products = 2 * (16 * shape.blocks_per_stack + 1)
     return 5 * math.sqrt(products * longest) * torch.finfo(dtype).eps / 2
 
 

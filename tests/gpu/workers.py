@@ -91,7 +91,7 @@ def add_product(rank: int, world: int, rendezvous: str, use_gpu: bool, width: in
 
 def cells_of(shape: TransformerShape, stages: int) -> list[range]:
     """Returns all layers, or for two stages the encoder's and the decoder's."""
-    middle, end = shape.layers + 1, shape.list_length
+    middle, end = shape.blocks_per_stack + 1, shape.list_length
     return [range(end)] if stages == 1 else [range(middle), range(middle, end)]
 
 

@@ -232,7 +232,7 @@ def test_a_run_that_failed_before_its_first_step_gets_no_page_and_no_second_mess
 
 
 HOSTILE = """
-format = 4
+format = 5
 name = "t"
 scale = "laptop"
 task = "custom"
