@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from experiments.base.experiment import Experiment
-from launch.backends.ray_connection import POLL_S, Connection, answering, wait_for_devices
+from launch.backends.ray_connection import Connection, answering, wait_for_devices
 from launch.backends.shared_folder import check_shared
 from launch.backends.stage_actors import StageActors
 from launch.node_probe import folder_of
@@ -121,17 +121,20 @@ class RayLauncher:
             if free + self._actors.workers < workers:
                 return self._actors.workers
         self._release()
-        until, is_told = time.monotonic() + self._device_timeout_s, False
-        while True:
+        free = 0
+
+        def find() -> None:
+            nonlocal free
             with answering("which devices are left"):
                 nodes, silent = self._connection.nodes_and_silent(self._kind)
-            free = sum(node.free for node in nodes)
-            if (free >= workers and not silent) or time.monotonic() > until:
-                return min(free, workers)
-            if not is_told:
-                self._log(f"{free} of {workers} devices are free; waiting for the others (train.device_timeout_s)")
-                is_told = True
-            time.sleep(POLL_S)
+            free = min(workers, sum(node.free for node in nodes))
+            if free < workers or silent:
+                unanswered = f", and {len(silent)} nodes do not answer" if silent else ""
+                raise BusyError(f"{free} of {workers} devices are free{unanswered}")
+
+        with suppress(BusyError):
+            wait_for_devices(find, self._device_timeout_s, self._log, "")
+        return free
 
     def leave_out(self, rank: int) -> str:
         """Places the next attempt without the node of a worker, and returns the node's name; empty if the others have

@@ -50,7 +50,7 @@ BEGIN_S, ROUND_S = 60.0, 30.0
 """Seconds for the workers to meet and reduce, and for each round: gloo and NCCL connect on the first message."""
 
 ALL_PAIRS = 8
-"""Up to this many nodes every pair is measured; above, each node with the next, in three rounds for any number."""
+"""Up to this many nodes every pair is measured; above, each node with the next, in at most three rounds."""
 
 SLOW = 100e6
 """Bytes a second. A gigabit port gives 117 million; below 100, a port or cable has fallen back to a lower speed or
@@ -92,7 +92,7 @@ class LinkActor:
         device = init_process_group(rank, world, store, 1, gpu, TIMEOUT_S)
         found: dict[Pair, Link] = {}
         for pairs in rounds_of(world):
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1))  # all begin a round together
             for pair in pairs:
                 if rank in pair:
                     link = _pair_link(sum(pair) - rank, device)
@@ -105,9 +105,11 @@ class LinkActor:
 
 
 def rounds_of(world: int) -> list[list[Pair]]:
-    """Returns the pairs of ranks to measure, in rounds in which each rank is in one at most: all pairs, or of many
-    workers a ring. In round n, ranks meet whose sum is n modulo an odd number: that of the ranks, or one less, and then
-    the last rank meets the one that would meet itself."""
+    """Returns the pairs of ranks to measure: all, or of many workers a ring. A rank has one pair a round at most.
+
+    In round n the ranks meet whose sum is n, modulo their number if that is odd; one rank would meet itself, and rests.
+    If their number is even, the last rank stands aside and meets that one.
+    """
     if world > ALL_PAIRS:
         ring = [(rank, (rank + 1) % world) for rank in range(world)]
         even = world - world % 2

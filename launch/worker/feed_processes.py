@@ -180,5 +180,5 @@ class _Source(Dataset[FlatBatch | SuiteError]):
 
 def _end_with_worker(process: int) -> None:
     end_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # by which its worker ends it at the end
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # by which its worker ends it
     mp.current_process().daemon = False  # other people's data may start processes too

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.backends import ray_launcher
+from launch.backends import ray_connection, ray_launcher
 from launch.backends.ray_launcher import RayLauncher
 from suite.errors import (
     BusyError,
@@ -111,7 +111,7 @@ def test_lost_devices_are_waited_for_as_long_as_the_run_says(session, timeout_s,
     def sleep(seconds):
         now[0] += 5
 
-    monkeypatch.setattr(ray_launcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(ray_connection, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     session._connection.nodes_and_silent = lambda kind: (
         [Node("1", "a", 1, 1), *([Node("2", "b", 1, 1)] if now[0] >= 50 else [])],
         [],
@@ -122,7 +122,7 @@ def test_lost_devices_are_waited_for_as_long_as_the_run_says(session, timeout_s,
 
 @pytest.mark.parametrize(("free", "found"), [(0, 2), (1, 2), (2, 4)])
 def test_a_run_on_fewer_devices_keeps_its_actors_until_enough_have_become_free(session, free, found, monkeypatch):
-    monkeypatch.setattr(ray_launcher, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=None))
+    monkeypatch.setattr(ray_connection, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=None))
     actors = session.begin()
     session.nodes[0] = Node("1", "a", free, 4)
     session._connection.nodes_and_silent = lambda kind: ([Node("1", "a", free + 2, 4)], [])  # once they are released

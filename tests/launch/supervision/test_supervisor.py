@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from torch import nn
 
 from launch import interrupts
 from launch.backends.processes import LocalLauncher
@@ -19,7 +18,7 @@ from launch.worker.attempt import run_logger
 from suite.errors import FailureLocation, ProgramError, SettingError, WorkerError
 from suite.training.metrics import SLOW, read_steps, stage_metric
 from suite.training.pace import FACTOR
-from tests.faults import injection
+from tests.faults import bad_node, injection
 from tests.faults.injection import VARIABLE
 from tests.slow.trial import Trial, Trials, Watched, assert_same, newest
 
@@ -184,22 +183,10 @@ def test_checkpoints_are_also_made_by_the_clock(trials, monkeypatch):
     assert struck.published[1] in (1, 2, 3, 4)  # none without the clock
 
 
-def slow_replica(plan, coord, attempt, status):
-    """A hook: the second replica's layers take longer."""
-    forward = nn.Linear.forward
-
-    def delayed(*inputs):
-        time.sleep(0.002)
-        return forward(*inputs)
-
-    if coord.replica == 1:
-        nn.Linear.forward = delayed
-
-
 def test_a_slow_replica_is_named_in_the_log_and_on_the_page_with_its_machine(trials, monkeypatch):
     settings = "train.steps=26 pipeline.stages=1 pipeline.replicas=2 pipeline.micro_batches=2"
     experiment, plan, attempt = trials.job(settings)
-    monkeypatch.setenv(VARIABLE, f"{__file__}:slow_replica")
+    monkeypatch.setenv(VARIABLE, f"{bad_node.__file__}:be_slow")
     Supervisor(experiment, plan, attempt, Watched(lambda: None), None, print).run()
     said = attempt.run.messages.read_text()
     named = re.search(r"step (\d+): replica 1, stage 0 on (\S+) computes (\S+) times as long as its peers", said)

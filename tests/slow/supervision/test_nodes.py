@@ -18,9 +18,9 @@ from launch.runs.store import RunFolder
 from launch.watching.run_state import read_state
 from launch.worker.heartbeat import read_heartbeats
 from suite.training.metrics import read_steps
+from tests.faults import bad_node
 from tests.faults.injection import VARIABLE, hook
 from tests.launch.command_line import SMALL_1F1B, environment
-from tests.slow.supervision import bad_node
 
 SETTINGS = (
     SMALL_1F1B.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
