@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from models.fused_norm import LayerNorm
 from models.shape import BlockShape, TransformerShape, output_scale
 
 
@@ -105,7 +106,14 @@ class ResidualBlock(nn.Module):
 
     def add(self, x: Tensor, branch: Tensor) -> Tensor:
         """Returns the residual sum, the branch dropped out in training."""
-        return x + F.dropout(branch, self.dropout, self.training) if self.dropout else x + branch
+        return x + self._dropped(branch)
+
+    def add_and_norm(self, x: Tensor, branch: Tensor, norm: LayerNorm) -> tuple[Tensor, Tensor]:
+        """As ``add``; returns also the sum's norm."""
+        return norm.of_sum(x, self._dropped(branch))
+
+    def _dropped(self, branch: Tensor) -> Tensor:
+        return F.dropout(branch, self.dropout, self.training) if self.dropout else branch
 
     def reset_parameters(self) -> None:
         """Initialises all parameters, branch by branch."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.fused_norm import LayerNorm
 from models.shape import BEGIN, END, PADDING, BlockShape, TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
@@ -89,7 +90,7 @@ class TargetEmbedding(TokenEmbedding):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
-        self.memory_norm = nn.LayerNorm(shape.width)
+        self.memory_norm = LayerNorm(shape.width)
         self.reset_parameters()
 
     def forward(self, x: Tensor, sentence: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

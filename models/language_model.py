@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from models.blocks import FeedForward, ResidualBlock, SelfAttention
 from models.chunked_loss import ChunkedHead
 from models.embedding import TokenEmbedding
+from models.fused_norm import LayerNorm
 from models.shape import LanguageModelShape
 from suite.decoding.kv_cache import LayerCache
 
@@ -58,16 +59,16 @@ class Block(ResidualBlock):
 
     def __init__(self, shape: LanguageModelShape) -> None:
         super().__init__(shape)
-        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention_norm = LayerNorm(shape.width)
         self.attention = SelfAttention(shape, causal=True)
-        self.feed_norm = nn.LayerNorm(shape.width)
+        self.feed_norm = LayerNorm(shape.width)
         self.feed = FeedForward(shape)
         _fill(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, time, width) -> (batch, time, width). Padding is at the right end, so it needs no mask."""
-        x = self.add(x, self.attention(self.attention_norm(x)))
-        return self.add(x, self.feed(self.feed_norm(x)))
+        x, normed = self.add_and_norm(x, self.attention(self.attention_norm(x)), self.feed_norm)
+        return self.add(x, self.feed(normed))
 
     def prefill(self, x: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """As ``forward``; the cache holds the keys and values of the positions."""

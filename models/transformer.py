@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.blocks import CrossAttention, FeedForward, ResidualBlock, SelfAttention, same_sentence
 from models.chunked_loss import ChunkedHead
 from models.embedding import SourceEmbedding, TargetEmbedding
+from models.fused_norm import LayerNorm
 from models.shape import TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
@@ -37,17 +38,16 @@ class EncoderLayer(ResidualBlock):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
-        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention_norm = LayerNorm(shape.width)
         self.attention = SelfAttention(shape, causal=False)
-        self.feed_norm = nn.LayerNorm(shape.width)
+        self.feed_norm = LayerNorm(shape.width)
         self.feed = FeedForward(shape)
         self.reset_parameters()
 
     def forward(self, x: Tensor, sentence: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (batch, S, width), sentence (batch, S) int32, target (batch, T) int64 -> the same three, x changed."""
-        x = self.add(x, self.attention(self.attention_norm(x), sentence))
-        x = self.add(x, self.feed(self.feed_norm(x)))
-        return x, sentence, target
+        x, normed = self.add_and_norm(x, self.attention(self.attention_norm(x), sentence), self.feed_norm)
+        return self.add(x, self.feed(normed)), sentence, target
 
 
 class DecoderLayer(ResidualBlock):
@@ -55,21 +55,20 @@ class DecoderLayer(ResidualBlock):
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__(shape)
-        self.attention_norm = nn.LayerNorm(shape.width)
+        self.attention_norm = LayerNorm(shape.width)
         self.attention = SelfAttention(shape, causal=True)
-        self.source_norm = nn.LayerNorm(shape.width)
+        self.source_norm = LayerNorm(shape.width)
         self.source = CrossAttention(shape)
-        self.feed_norm = nn.LayerNorm(shape.width)
+        self.feed_norm = LayerNorm(shape.width)
         self.feed = FeedForward(shape)
         self.reset_parameters()
 
     def forward(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """y (batch, T, width), memory (batch, S, width), sentence (batch, S + T) int32 -> the same three, y changed."""
         source, target = sentence[:, : memory.shape[1]], sentence[:, memory.shape[1] :]
-        y = self.add(y, self.attention(self.attention_norm(y), target))
-        y = self.add(y, self.source(self.source_norm(y), memory, same_sentence(target, source)))
-        y = self.add(y, self.feed(self.feed_norm(y)))
-        return y, memory, sentence
+        y, normed = self.add_and_norm(y, self.attention(self.attention_norm(y), target), self.source_norm)
+        y, normed = self.add_and_norm(y, self.source(normed, memory, same_sentence(target, source)), self.feed_norm)
+        return self.add(y, self.feed(normed)), memory, sentence
 
     def prefill(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
         """As ``forward`` of rows with one sentence; caches the keys and values of the positions, and those of the
@@ -100,5 +99,5 @@ class Head(ChunkedHead):
     """
 
     def __init__(self, shape: TransformerShape) -> None:
-        super().__init__(shape, nn.LayerNorm(shape.width), shape.logit_clip)
+        super().__init__(shape, LayerNorm(shape.width), shape.logit_clip)
         self.reset_parameters()

@@ -16,9 +16,10 @@ import socket
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,9 +36,43 @@ COMPILES = ("cuda",)
 """Kinds of devices for which torch's compiler makes kernels (Triton, by a C compiler with Python's headers)."""
 
 
+_OPTIONS: dict[str, Any] = {
+    "deterministic": True,
+    "emulate_precision_casts": True,
+    "triton.mix_order_reduction": False,
+}
+"""Options of the compiler. Kernels are chosen without measuring, which may choose others in another process; each
+operation rounds as it does alone; and no kernel asks for a least number of rows."""
+
+_USUAL_ROWS = 4096
+"""The number of rows for which kernels are chosen. Those of the first call would be others where a run is resumed, and
+sums over rows would be cut differently."""
+
+Run = Callable[..., Any]
+
+_runs_fused: ContextVar[Run | None] = ContextVar("_runs_fused", default=None)
+
+
+@contextmanager
+def fused_by(run: Run) -> Iterator[None]:
+    """A context in which ``run(function, *args, **constants)`` calls each fused function, on any device: to count what
+    a device would do that compiles it."""
+    token = _runs_fused.set(run)
+    try:
+        yield
+    finally:
+        _runs_fused.reset(token)
+
+
+def is_fused(rows: Tensor) -> bool:
+    """Whether fused functions of these rows are compiled. Those of fake tensors, which infer shapes, are not."""
+    return _runs_fused.get() is not None or (rows.device.type in COMPILES and type(rows) is Tensor)
+
+
 def fused(function: Callable[..., Result]) -> Callable[..., Result]:
     """Returns a function of rows (N, ...) with its elementwise operations and sums fused into few kernels, on devices
-    for which torch's compiler makes some; elsewhere, and for a single row, it runs as it is.
+    for which torch's compiler makes some; elsewhere, and where rows have a length of 1, it runs as it is. Positional
+    tensors have N rows or are scalars; keyword arguments, such as weights, have fixed shapes.
 
     It is compiled once for any number of rows, while a stage warms up: kernels that are loaded later may wait for a
     message that waits for them (``launch.worker.gpu_environment``).
@@ -52,18 +87,28 @@ def fused(function: Callable[..., Result]) -> Callable[..., Result]:
                 f"{socket.gethostname()} lacks a C compiler or {headers}, with which torch makes kernels; install gcc "
                 "and python3-dev"
             )
-        return torch.compile(function)
+        return torch.compile(function, fullgraph=True, options=_OPTIONS)
 
     @wraps(function)
-    def call(rows: Tensor, *args: Any) -> Result:
-        if rows.device.type not in COMPILES or len(rows) == 1:
-            return function(rows, *args)
+    def call(rows: Tensor, *args: Any, **constants: Any) -> Result:
+        if not is_fused(rows) or 1 in rows.shape:
+            return function(rows, *args, **constants)
         given = [arg.detach() if isinstance(arg, Tensor) else arg for arg in (rows, *args)]
-        for arg in given:
-            if isinstance(arg, Tensor) and arg.ndim:
-                torch._dynamo.mark_dynamic(arg, 0)
+        fixed = {name: arg.detach() if isinstance(arg, Tensor) else arg for name, arg in constants.items()}
         with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
-            return compiled()(*given)
+            if (run := _runs_fused.get()) is not None:
+                return cast(Result, run(function, *given, **fixed))
+            for arg in given:
+                if isinstance(arg, Tensor) and arg.ndim:
+                    torch._dynamo.mark_dynamic(arg, 0, hint_override=_USUAL_ROWS)
+            try:
+                return compiled()(*given, **fixed)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                said = " ".join(str(error).split("\n\n")[0].split())
+                raise PlacementError(
+                    f"torch's compiler failed on {socket.gethostname()} in {function.__name__}: {said}; mend gcc and "
+                    "Triton there, which `make gpu-check` tries"
+                ) from error
 
     return call
 

@@ -32,10 +32,6 @@ class RunFileError(SuiteError):
     """A small file of a run, such as its record, is empty, broken or unreadable. The message names it."""
 
 
-class PathError(SuiteError):
-    """A path from another machine or an archive leaves its folder."""
-
-
 class TrackingError(SuiteError):
     """The recorded metrics could not be uploaded to wandb."""
 

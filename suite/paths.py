@@ -1,17 +1,16 @@
-"""Safe paths, writes, reads and texts: paths from other machines and archives are checked; small files are written so
-that they survive a power cut, and one that is damaged all the same is named; URLs are shown without their secrets."""
+"""Safe writes, reads and texts: small files are written so that they survive a power cut, and one that is damaged all
+the same is named; URLs are shown without their secrets."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from suite.errors import PathError, RunFileError, SettingError
+from suite.errors import RunFileError, SettingError
 
 _URL = re.compile(
     r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://)"""
@@ -28,28 +27,6 @@ def hide_secrets(text: str) -> str:
         return url[1] + ("***@" if url[2] else "") + url[3] + ("?***" if url[4] else "")
 
     return _URL.sub(shown, text)
-
-
-def safe_join(root: Path, path: str) -> Path:
-    """Returns the file ``path`` below ``root``, with symbolic links resolved.
-
-    Raises PathError for an absolute path, for ``..``, for the root itself and for a link that points outside it.
-    """
-    if "\0" in path or Path(path).is_absolute() or ".." in Path(path).parts:
-        raise PathError(f"{path!r} is not a path below {root}")
-    base = root.resolve()
-    target = (base / path).resolve()
-    if target == base or not target.is_relative_to(base):
-        raise PathError(f"{path!r} leaves {root}")
-    return target
-
-
-def check_files(archive: tarfile.TarFile, root: Path) -> None:
-    """Raises PathError for a path outside ``root`` and for a link, folder or device in an archive."""
-    for member in archive.getmembers():
-        safe_join(root, member.name)
-        if not member.isfile():
-            raise PathError(f"{member.name!r} in the archive is not a regular file")
 
 
 def write_atomically(path: Path, content: str | bytes, private: bool = False) -> None:

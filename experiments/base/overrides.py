@@ -145,7 +145,7 @@ def describe(kind: Any, limits: Iterable[str] = ()) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if get_origin(kind) is tuple:
-        return "names such as de,fr" if str in get_args(kind) else "integers such as 10,12"
+        return "words with commas between" if str in get_args(kind) else "integers such as 10,12"
     return ", ".join([_KINDS.get(kind, str(kind)), *limits])
 
 

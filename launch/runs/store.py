@@ -84,7 +84,7 @@ class RunFolder:
     messages = _File("messages.log")
     """Messages for the terminal."""
     attempts = _File("attempts.jsonl")
-    """Lines of each attempt: its start, its first step after a failure, and how it ended."""
+    """Lines of each attempt: its start, its first step, and how it ended."""
     profile = _File("profile")
     """torch.profiler's traces of ``train.profile_steps``, one per worker."""
     gpu = _File("gpu")

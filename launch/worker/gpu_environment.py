@@ -25,7 +25,7 @@ def gpu_environment() -> dict[str, str]:
     All kernels are loaded at the start, because one that is loaded at its first launch may wait for a receive that
     waits for it. Each stream gets a hardware queue. ``expandable_segments`` lets torch's allocator grow a segment
     instead of starting another: packed text has about a dozen shapes, and fixed segments for each would leave gaps.
-    A worker compiles its two kernels itself (``suite.device.fused``): other processes would take longer to start.
+    A worker compiles its few functions itself (``suite.device.fused``): other processes would take longer to start.
     """
     chosen = {MODULE_LOADING: "EAGER", QUEUES: str(MOST_QUEUES), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     if not any(name in os.environ for name in _ALLOCATOR_NAMES):

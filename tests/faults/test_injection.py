@@ -1,9 +1,6 @@
 """The plan of faults: who is meant, what strikes once, what is spoiled. The deadly ones are in tests/slow."""
 
 import json
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -13,7 +10,6 @@ from launch.worker.attempt import Attempt
 from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
-from suite.pipeline.runtime.p2p import P2PCommunicator
 from suite.pipeline.runtime.skip import SkipLayout
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
 from suite.pipeline.runtime.worker_status import WorkerStatus
@@ -62,41 +58,6 @@ def test_a_fault_strikes_once_and_only_where_it_is_meant(tmp_path):
     status.begin("F2", 3)
 
 
-def test_a_fault_can_strike_before_the_worker_is_built(tmp_path):
-    with pytest.raises(InjectedError):
-        of(tmp_path, {"fault": "raise", "action": "start"})
-
-
-def test_a_fault_of_a_layer_waits_for_its_forward(tmp_path):
-    status, stage = of(tmp_path, {"fault": "raise", "action": "F0", "layer": 4}), stage_of(1)
-    status.stage = stage
-    status.begin("F0", 0)
-    with pytest.raises(InjectedError):
-        stage.by_index[4](torch.zeros(1, 2))
-    stage.by_index[4](torch.zeros(1, 2))
-
-
-def test_what_is_spoiled(tmp_path):
-    status = of(
-        tmp_path,
-        {"fault": "nan", "of": "gradient", "step": 1, "action": "B0", "layer": 4},
-        {"fault": "inf", "step": 2, "action": "F1", "layer": 4},
-        {"fault": "nan", "layer": 9},
-    )
-    status.stage = stage_of(1)
-    layer, there = status.stage.by_index[4], torch.ones(1, 2, requires_grad=True)
-    for step, spoiled in ((0, False), (1, True)):
-        status.begin("F0", step)
-        output = layer(there)
-        assert output.isfinite().all()
-        status.begin("B0", step)
-        assert bool(torch.autograd.grad(output.sum(), there)[0].isnan().all()) == spoiled
-    status.begin("F1", 2)
-    assert layer(there).isinf().all()
-    status.begin("F0", 3)
-    assert layer(there).isfinite().all()
-
-
 @pytest.mark.parametrize(("fault", "check"), [("nan", torch.isnan), ("inf", torch.isinf)])
 def test_a_spoiled_loss_has_the_gradients_of_the_true_one(tmp_path, fault, check):
     status = of(tmp_path, {"fault": fault, "of": "loss", "step": 3})
@@ -118,33 +79,3 @@ def test_a_spoiled_loss_has_the_gradients_of_the_true_one(tmp_path, fault, check
         weight.grad = None
     assert found[0].any()
     assert torch.equal(*found)
-
-
-def test_a_layer_must_be_named_where_one_is_spoiled(tmp_path):
-    with pytest.raises(SettingError, match="nan of gradient needs a layer"):
-        of(tmp_path, {"fault": "nan", "of": "gradient"})
-
-
-def test_messages_are_late_by_chance(tmp_path, monkeypatch):
-    sent = []
-    monkeypatch.setattr(P2PCommunicator, "_send", lambda self, *message: sent.append(message))
-    of(tmp_path, {"fault": "delay", "seconds": 0.01})
-    begin = time.monotonic()
-    for i in range(20):
-        P2PCommunicator._send(None, i)
-    assert time.monotonic() - begin > 0.03
-    assert sent == [(i,) for i in range(20)]
-
-
-def test_a_full_disk_is_an_error_of_writing_and_kills_nobody(tmp_path):
-    script = (
-        "import sys; from pathlib import Path; from tests.faults.injection import inject; "
-        "from launch.worker.attempt import Attempt; folder = Path(sys.argv[1]); "
-        "from suite.pipeline.model.topology import RankCoord; attempt = Attempt(folder, folder, 1); "
-        "from suite.pipeline.runtime.worker_status import WorkerStatus; status = WorkerStatus(); "
-        """inject('[{"fault": "full", "bytes": 100}]', RankCoord(0, 1, 1), attempt, status); """
-        "(folder / 'small').write_text('x' * 100); (folder / 'large').write_text('x' * 101)"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert "OSError" in done.stderr
-    assert (tmp_path / "small").stat().st_size == 100

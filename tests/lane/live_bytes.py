@@ -11,6 +11,7 @@ from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 from launch.worker.build import PartitionedModel
 from models.chunked_loss import set_logits_bytes
+from suite.device import fused_by
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.estimate import OperatorRecorder
@@ -64,7 +65,7 @@ def live_bytes(planned, stage):
         model = PartitionedModel(layers, loss, cells, plan.schedule_config)
         engine = assemble(coord, model, optimizer, DEVICE, 0)
         own = batch if coord.is_first or coord.has_loss else None
-        with BytesMode() as walked:
+        with BytesMode() as walked, fused_by(walked.run_fused):
             engine.executor.train(own, 0)
         fixed = (*engine.executor.stage.layers.parameters(), *engine.executor.stage.layers.buffers())
     return sum(tensor.nbytes for tensor in fixed) + int(walked.peak)

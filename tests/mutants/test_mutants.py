@@ -8,7 +8,6 @@ import pytest
 from tests.mutants import choice, executed, table
 from tests.mutants.fault import Fault
 from tests.mutants.operators import by_hand, mutants
-from tests.mutants.run import where
 
 BODIES = {
     "return a < b": ["changed comparison: return a <= b"],
@@ -130,13 +129,6 @@ def test_statements_of_an_import_are_those_of_all_tests():
     }
     known = executed.of_file("test_x.py", answer, [("x", line) for line in range(4)], {("x", 2)})
     assert known.tests == {"a": {("x", 0), ("x", 1), ("x", 2)}, "b": {("x", 0), ("x", 2), ("x", 3)}}
-
-
-def test_a_test_is_near_its_file():
-    assert where("suite/data/text/store.py", "tests/suite/data/text/test_store.py::test_a") == "its file"
-    assert where("suite/data/text/store.py", "tests/suite/data/test_epochs.py::test_a") == "its room"
-    assert where("suite/paths.py", "tests/suite/test_device.py::test_a") == "its room"
-    assert where("suite/paths.py", "tests/suite/data/test_epochs.py::test_a") == "other files"
 
 
 def test_compare_names_what_is_lost(tmp_path):

@@ -2,8 +2,7 @@
 
 It prints a table of planned and measured steps, how far the choice of ``pipeline=auto`` is from the fastest, the rank
 correlation, and how many steps lie in the interval that the other runs give. With two workers it takes 15 to 50 minutes
-on a quiet machine. With more workers than cores, give the address of a Ray cluster that offers as many
-(``RAY_ADDRESS``), and a model whose layers sleep (``tests/slow/sleeping_model.py:sleeps``).
+on a quiet machine.
 """
 
 import argparse

@@ -15,6 +15,7 @@ from launch.worker.build import PartitionedModel, make_executor, make_stage_opti
 from models.loss import TranslationLoss
 from models.shape import TransformerShape
 from models.transformer import layers
+from suite import device as device_kinds
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.settings import OptimizerSettings
@@ -33,16 +34,25 @@ CASES = (
 """K and schedule, with the most graphs alive and the cells a stage."""
 
 
-def weights_after(stages: int, config: ScheduleConfig, steps: int = 5) -> str:
-    """Returns the hash of all weights."""
-    found = run_processes(_train, stages, stages, torch.cuda.is_available(), config, steps)
+def weights_after(stages: int, config: ScheduleConfig, steps: int = 5, compiles: bool = False) -> str:
+    """Returns the hash of all weights; with ``compiles`` CPUs compile what GPUs do (``suite.device.fused``)."""
+    found = run_processes(_train, stages, stages, torch.cuda.is_available(), config, steps, compiles)
     return hashlib.sha256(str(sorted(pair for own in found for pair in own.items())).encode()).hexdigest()[:12]
 
 
 def _train(
-    rank: int, world: int, rendezvous: str, stages: int, use_gpu: bool, config: ScheduleConfig, steps: int
+    rank: int,
+    world: int,
+    rendezvous: str,
+    stages: int,
+    use_gpu: bool,
+    config: ScheduleConfig,
+    steps: int,
+    compiles: bool,
 ) -> dict[str, str]:
     """Returns the hash of each parameter of one stage."""
+    if compiles:
+        device_kinds.COMPILES = ("cpu", *device_kinds.COMPILES)
     device, coord = workers.join(rank, world, rendezvous, stages, use_gpu)
     with torch.device("meta"):
         model = layers(SHAPE)

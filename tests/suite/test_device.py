@@ -17,14 +17,14 @@ def counter(monkeypatch):
     """Counts the graphs that are compiled, on CPUs too."""
     monkeypatch.setattr(device, "COMPILES", ("cpu",))
     counter, compile_it = CompileCounter(), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compile_it(function, backend=counter))
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compile_it(function, backend=counter, fullgraph=True))
     torch._dynamo.reset()
     yield counter
     torch._dynamo.reset()
 
 
-def doubled(rows, factor, clip):
-    return (rows * factor).clamp(max=clip).sum()
+def doubled(rows, factor, clip, *, weight=1.0):
+    return (rows * factor * weight).clamp(max=clip).sum()
 
 
 def test_one_graph_serves_any_number_of_rows_any_context_and_any_thread(counter):
@@ -45,6 +45,35 @@ def test_one_graph_serves_any_number_of_rows_any_context_and_any_thread(counter)
     assert counter.frame_count == 1
     assert len(found) == 6
     assert all(torch.equal(own, expected) and not own.requires_grad for own, expected in found)
+
+
+def test_constants_keep_their_shape_where_there_are_as_many_rows(counter):
+    function, weight = fused(doubled), torch.arange(5.0)
+    for rows in map(torch.randn, (5, 3, 9), (5, 5, 5)):
+        found = function(rows, torch.tensor(2.0), 3.0, weight=weight)
+        assert torch.equal(found, doubled(rows, 2.0, 3.0, weight=weight))
+    assert counter.frame_count == 1
+
+
+def test_kernels_are_chosen_for_a_number_of_rows_that_no_run_changes(counter, monkeypatch):
+    hints, compile_graph = [], counter.__class__.__call__
+
+    def note(self, graph, inputs):
+        hints.append(torch._guards.TracingContext.get().fake_mode.shape_env.var_to_hint_override)
+        return compile_graph(self, graph, inputs)
+
+    monkeypatch.setattr(counter.__class__, "__call__", note)
+    fused(doubled)(torch.randn(70, 5), torch.tensor(2.0), 3.0)
+    assert [set(by_symbol.values()) for by_symbol in hints] == [{4096}]
+
+
+def test_a_failing_compiler_is_named_with_the_function(counter, monkeypatch):
+    def fail(*_):
+        raise ValueError("ptxas is too old")
+
+    monkeypatch.setattr(counter.__class__, "__call__", fail)
+    with pytest.raises(PlacementError, match=r"compiler failed on .* in doubled: .*ptxas is too old"):
+        fused(doubled)(torch.ones(7, 5), torch.tensor(2.0), 3.0)
 
 
 def test_a_single_row_and_a_device_without_kernels_run_the_function_itself(counter, monkeypatch):

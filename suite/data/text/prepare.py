@@ -39,9 +39,8 @@ def check_corpus(name: str) -> None:
     is_hub_name = "/" in name and not name.startswith(("/", ".", "~"))
     if name not in (CATALOGUES, DJANGO) and not is_hub_name and not Path(name).is_dir():
         raise DataError(
-            f"there is no corpus {name!r}; {nearest(name, (CATALOGUES, DJANGO))} "
-            "A folder of your own text must exist; a translation set on the hub is named owner/name, such as "
-            "Helsinki-NLP/opus-100"
+            f"there is no corpus {name!r}: a folder of your own text must exist, and a translation set on the hub is "
+            f"named owner/name, such as Helsinki-NLP/opus-100; {nearest(name, (CATALOGUES, DJANGO))}"
         )
 
 
@@ -68,6 +67,8 @@ def folder_of(settings: TextSettings, cache: Path) -> Path:
     source: Any = REQUIREMENTS.read_text() if settings.corpus == CATALOGUES else settings.corpus
     if is_parallel_folder(settings.corpus):
         source = [source, settings.clean, fingerprint(Path(settings.corpus))]
+    elif Path(settings.corpus).is_dir() and settings.corpus not in (CATALOGUES, DJANGO):
+        source = [source, fingerprint(Path(settings.corpus))]
     parts = [VERSION, source, settings.vocabulary, settings.max_length]
     parts += [sorted(settings.corpus_languages)] if settings.corpus_languages else []
     return cache_folder(cache, f"text-{slug(settings.corpus)}-{settings.vocabulary}", parts)

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from suite.device import fused_by
 from suite.pipeline.model.batchnorm import recorded_bytes
 from suite.pipeline.model.layers import Tensors, as_tuple, frozen_values, loss_of, trainable
 from suite.pipeline.planning.costs import LayerCost, cut_costs
@@ -118,6 +119,7 @@ def _estimate(
     inputs = tuple(spec.empty(host).requires_grad_(spec.needs_gradient) for spec in boundary)
     targets = tuple(spec.empty(host) for spec in target_specs)
     recorder = OperatorRecorder()
+    fuses = fused_by(recorder.run_fused) if devices[0].is_cuda else nullcontext()
 
     def run() -> Tensors:
         with torch.autocast("cpu", torch.bfloat16, enabled=is_bf16):
@@ -126,7 +128,7 @@ def _estimate(
             outputs = _distinct(layer(*inputs))
         return to_bf16(outputs) if is_bf16 else outputs
 
-    with recorder, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
+    with recorder, fuses, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
         with torch.no_grad(), recorder.phase() as first_forward:
             run()
         with torch.no_grad(), recorder.phase() as forward:
@@ -247,6 +249,16 @@ class OperatorRecorder(TorchDispatchMode):
             self._live[_storage(tensor)] = StorageWeakRef(storage), storage.nbytes()
         if outputs:
             self._count_alive()
+        return out
+
+    def run_fused(self, function: Callable[..., Any], *args: Any, **constants: Any) -> Any:
+        """Runs a function whose operators are one kernel: what they pass on to each other takes no memory."""
+        count, peak = len(self.operators), self.peak
+        out = function(*args, **constants)
+        traffic_bytes = sum(tensor.nbytes for tensor in _tensors((args, constants, out)))
+        self.operators[count:] = [Operator(0, 0, traffic_bytes, True)]
+        self._count_alive()
+        self.peak = max(peak, self.alive)
         return out
 
     def settle(self) -> None:

@@ -63,6 +63,8 @@ def shared_as_views(tensors: Tensors, main: int) -> Tensors:
     that gets the first two as one tensor returns their sum, with which this sum also begins: the same bits.
     """
     ids = [id(tensor) for tensor in tensors]
+    if len({*ids}) == len(ids):
+        return tensors
     order = sorted(range(len(tensors)), key=lambda at: (at < main and ids.index(ids[at]) < at, at >= main, at))
     views = list(tensors)
     for at in reversed(order):

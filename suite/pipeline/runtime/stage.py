@@ -117,9 +117,10 @@ class Stage:
 
     def train(self, mode: bool) -> None:
         """Switches all layers to training or evaluation mode."""
-        self.layers.train(mode)
-        if self.loss is not None:
-            self.loss.train(mode)
+        for module in (*self.layers, self.loss):
+            if module is not None and module.training != mode:  # it takes long to pass through all modules
+                module.train(mode)
+        self.layers.training = mode
 
     def parameters(self, virtual_stage: int) -> Iterator[nn.Parameter]:
         """Returns the parameters of one cell, in the order of its layers."""

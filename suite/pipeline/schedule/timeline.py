@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 SpanKind = Literal["F", "R", "I", "B", "W", "U"]
-"""Kinds of actions (``suite.pipeline.schedule.action``), and ``U``: the update at the end of the mini-batch, which is
-reductions and the optimizer."""
+"""Kinds of actions (``suite.pipeline.schedule.action``), and ``U``: the end of the mini-batch. Simulated, it
+is reductions and the optimizer; measured, it begins after the reductions."""
 
 
 @dataclass(frozen=True, slots=True)

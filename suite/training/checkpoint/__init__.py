@@ -3,7 +3,7 @@
     checkpoints/00000050/layer-0000.<save>.safetensors     value/<name>: parameters and buffers
                          layer-0001.<save>.safetensors     state/<parameter>/<name>: full optimizer state
                          manifest.json                     step, size and digest of all layer files, a seal of itself
-                         good                              written after a finite step from this state
+                         good                              a finite step followed; written with the next checkpoint
                          best                              no validation before was better
                          abandoned                         the run continued from an earlier one
                 owner.json                                 the driver that writes them

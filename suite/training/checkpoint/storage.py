@@ -24,7 +24,7 @@ from suite.training.checkpoint.object_store import open_store
 MANIFEST = "manifest.json"
 
 BEGUN = "begun-"
-"""Prefix of the start markers, one per stage. A save keeps them in its folder until the manifest is published."""
+"""Prefix of the start markers, one per worker that writes. A save keeps them until the manifest is published."""
 
 PAUSES_S = (0.3, 3.0)
 """Seconds before each retry of a failed read."""

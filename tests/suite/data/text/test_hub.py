@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -143,6 +144,15 @@ def test_a_damaged_file_of_a_folder_is_not_blamed_on_the_hub(corpus, tmp_path):
         DataError, match=rf"^the folder {corpus} could not be read \(.*\); check its files and their names"
     ):
         prepared(corpus, tmp_path / "cache", [])
+
+
+def test_a_changed_file_of_a_folder_is_prepared_anew(corpus, tmp_path):
+    settings = TextSettings(corpus=str(corpus), vocabulary=300, languages=("de", "el"))
+    before = folder_of(settings, tmp_path)
+    assert folder_of(settings, tmp_path) == before
+    path = next(corpus.glob("de-en/train-*"))
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    assert folder_of(settings, tmp_path) != before
 
 
 def test_a_full_disk_is_not_blamed_on_the_set(corpus, tmp_path, monkeypatch):

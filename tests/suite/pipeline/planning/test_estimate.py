@@ -17,7 +17,7 @@ from models.loss import ClassificationLoss, TranslationLoss
 from suite.pipeline.planning import measure as measuring
 from suite.pipeline.planning.costs import LayerCost, check_costs
 from suite.pipeline.planning.devices import Device
-from suite.pipeline.planning.estimate import CudaDropout, OperatorRecorder, estimate
+from suite.pipeline.planning.estimate import OperatorRecorder, estimate
 from suite.pipeline.planning.measure import measure
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import OptimizerSettings
@@ -197,28 +197,6 @@ def test_bytes_of_transformer_layers_are_those_measured(optimizer, monkeypatch):
     embedding, head = 0, 4  # the kernels of the loss take room of their own, so peaks of the head differ
     for at in (embedding, head):
         assert sizes(found[at], ALIVE) == sizes(real[at], ALIVE)
-
-
-def test_on_cuda_devices_autocast_keeps_an_fp32_copy_of_what_a_norm_reads():
-    """An encoder layer has two norms. The first one's copy is new; the second one's replaces a bf16 tensor. Mean and
-    deviation of each are fp32 too."""
-    shape = transformer.TransformerShape(1, 64, 128, 2, vocabulary=100, head_width=32)
-    ids = torch.full((4, 16), 5)
-    args = (lambda: transformer.layers(shape), TranslationLoss(0.1), MicroBatch((ids, ids), (ids,)))
-    cuda = replace(PRODUCTS, is_cuda=True)
-    plain, on_cuda = (estimated(*args, device, BF16)[1].activation_bytes for device in (PRODUCTS, cuda))
-    assert on_cuda - plain == ids.numel() * ((4 + 2) * 64 + 2 * 4)
-    plain, on_cuda = (estimated(*args, device, ADAMW)[1].activation_bytes for device in (PRODUCTS, cuda))
-    assert on_cuda == plain
-
-
-def test_a_mask_of_cudas_dropout_has_a_byte_for_each_value():
-    data, values = rows(8, 4), 8 * 4
-    wide = estimated(lambda: [Product(4, 4), nn.Dropout(0.1), Through()], SquareLoss(), data)
-    with CudaDropout():
-        narrow = estimated(lambda: [Product(4, 4), nn.Dropout(0.1), Through()], SquareLoss(), data)
-    assert [cost.activation_bytes for cost in wide[:2]] == [4 * values, (4 + 4) * values]
-    assert [cost.activation_bytes for cost in narrow[:2]] == [4 * values, (4 + 1) * values]
 
 
 def test_bytes_of_convolutions_are_those_measured_but_for_the_kernels_own(monkeypatch):
