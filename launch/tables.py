@@ -91,7 +91,7 @@ def _costs(work: ImageExperiment, log: Log) -> Sequence[LayerCost]:
 
 def _breakdown(requested: str) -> Table:
     run = find_run(requested) if requested else _newest_traced()
-    traces, name = read_traces(run.traces), run.path.parent.name
+    traces, name = read_traces(run.trace_folder), run.path.parent.name
     if not traces:
         raise SettingError(f"run {run.path} has no trace; start a run with one: {command('experiment', NAME=name)}")
     plan, mfu = RunPlan.read(run.plan_json), (read_json(run.record) or {}).get("mfu")

@@ -24,7 +24,7 @@ BUDGETS = {
     "launch/tracking": 564,
     "launch/train": 754,
     "launch/watching": 970,
-    "launch/worker": 1932,
+    "launch/worker": 1931,
     "experiments": 169,
     "experiments/base": 1148,
     "experiments/custom": 1952,
@@ -44,7 +44,7 @@ BUDGETS = {
     "suite/evaluation": 307,
     "suite/pipeline/model": 1181,
     "suite/pipeline/planning": 3442,
-    "suite/pipeline/runtime": 2510,
+    "suite/pipeline/runtime": 2509,
     "suite/pipeline/schedule": 1478,
     "suite/training": 4136,
 }

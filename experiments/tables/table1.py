@@ -18,7 +18,7 @@ from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, CellBound, MemoryModel, bytes_per_parameter
-from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
+from suite.pipeline.planning.partition import cell_ranges, fewest_cells, partition
 from suite.pipeline.planning.stage_bytes import peak_bytes, peak_terms
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
@@ -155,7 +155,7 @@ def largest(fitting: Callable[[int], bool]) -> int:
 
 def fits(costs: Costs, pipeline: PipelineSettings, bytes_each: float, limit: int) -> bool:
     """Returns whether some partition into that many stages stays within the limit."""
-    fewest = fewest_stages(_furthest_end(MemoryModel(costs, pipeline.micro_batches, bytes_each), pipeline, limit))
+    fewest = fewest_cells(_furthest_end(MemoryModel(costs, pipeline.micro_batches, bytes_each), pipeline, limit))
     return fewest is not None and fewest <= pipeline.stages
 
 

@@ -59,9 +59,9 @@ class RunFolder:
     """The schedule, where search or a file made it."""
     fewer_devices, fewer_devices_plan = _File("fewer_devices.toml"), _File("fewer_devices.json")
     """The reduced ones while devices are missing."""
-    traces = _File("trace")
+    trace_folder = _File("trace")
     """One JSON Lines file per worker: its actions with their times."""
-    trace = _File("trace.json")
+    perfetto = _File("trace.json")
     """The traces of all workers in one file, for Perfetto."""
     timeline = _File("timeline.png")
     """Plot of one step, measured above simulated."""

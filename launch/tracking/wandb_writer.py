@@ -29,7 +29,7 @@ def _add_end(run: RunFolder, wandb_run: Any) -> None:
         wandb_run.log({STEP: steps, "pipeline/timeline": wandb.Image(str(run.timeline))})
     for kind, files in {
         "plan": (run.plan_text, run.plan_json, run.experiment),
-        "timeline": (run.timeline, run.trace),
+        "timeline": (run.timeline, run.perfetto),
     }.items():
         artifact = wandb.Artifact(f"{kind}-{wandb_run.id}", type=kind)
         existing = [file for file in files if file.exists()]

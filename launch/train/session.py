@@ -222,9 +222,9 @@ def _step_flops(planned: PlanReport, log: Log) -> StepFlops | None:
 
 def _draw_trace(run: RunFolder, planned: PlanReport) -> None:
     """Writes the trace for Perfetto and a plot of the traced step of median length."""
-    if not (traces := read_traces(run.traces)):
+    if not (traces := read_traces(run.trace_folder)):
         return
-    run.trace.write_text(json.dumps(perfetto(traces)))
+    run.perfetto.write_text(json.dumps(perfetto(traces)))
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
     median = by_length[len(by_length) // 2]
     title = f"{planned.experiment.name}, step {median.step + 1}"
@@ -234,7 +234,7 @@ def _draw_trace(run: RunFolder, planned: PlanReport) -> None:
 def _summarise(run: RunFolder, planned: PlanReport, console: Console, samples: Sequence[str]) -> None:
     record, data = read_json(run.record) or {}, RunData(run, holds_lock=True)
     unit, wandb_run = record["unit"], record["wandb_run"]
-    traced = [trace.timeline for trace in read_traces(run.traces) if trace.replica == 0]
+    traced = [trace.timeline for trace in read_traces(run.trace_folder) if trace.replica == 0]
     hint = f", recorded offline; to upload it: {sync_command(run)}" if unsynced_parts(run) else ""
     for line in [
         f"done: {record['steps']} steps, {record[unit]:,} {unit} in {record['seconds']:.0f} s "

@@ -41,7 +41,7 @@ def write_page(run: RunFolder, holds_lock: bool = False) -> None:
 
 
 def run_page(run: RunData) -> Page:
-    traces = read_traces(run.run.traces)
+    traces = read_traces(run.run.trace_folder)
     by_length = sorted((trace for trace in traces if trace.replica == 0), key=lambda trace: trace.timeline.seconds)
     traced = by_length[len(by_length) // 2] if by_length else None
     sections = [
@@ -237,7 +237,7 @@ def _links(run: RunData) -> list[tuple[str, str]]:
         (f"log of {worker_name(path.stem.removeprefix('stage-'), run)}", f"logs/{path.name}")
         for path in sorted((folder.path / "logs").glob("*.log"))
     ]
-    known = (folder.metrics, folder.record, folder.attempts, folder.messages, folder.trace)
+    known = (folder.metrics, folder.record, folder.attempts, folder.messages, folder.perfetto)
     files = [(path.name, path.name) for path in known if path.exists() and path.stat().st_size]
     return [(text, quote(address, safe="/:")) for text, address in (*checkpoints, *files, *logs)]
 

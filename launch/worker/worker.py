@@ -90,7 +90,7 @@ def train_stage(
             dumps = leave_gpu_dumps(run.gpu, coord, attempt.number, status, with_stacks=profiled)
             with dumps if attempt.use_gpu else nullcontext():
                 device = torch.device("cuda", torch.cuda.current_device()) if attempt.use_gpu else torch.device("cpu")
-                _Stage(experiment, plan, attempt, coord, status, device).train()
+                _Assembly(experiment, plan, attempt, coord, status, device).train()
         except Exception as error:
             with suppress(OSError):  # the log may be on a full disk
                 if isinstance(error, EndedEarlyError):
@@ -120,8 +120,7 @@ def _as_reported_error(
     if isinstance(action, Action):
         place += f", micro-batch {action.micro_batch}"
     if layer is not None and status.stage is not None:
-        layer_type = type(status.stage.by_index[layer]).__name__
-        place += f", in layer {layer} ({layer_type})"
+        place += f", in layer {layer} ({status.stage.types[layer]})"
     elif isinstance(action, Action) and action.kind in "IBW" and status.stage is not None:
         cell = status.stage.cells[action.virtual_stage]
         place += f", in one of layers {cell.start}-{cell.stop - 1}"
@@ -131,7 +130,7 @@ def _as_reported_error(
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Assembly:
     """What this worker is built from, and the parts that it trains with."""
 
     experiment: Experiment
@@ -177,7 +176,7 @@ class _Stage:
             system_metrics = SystemMetrics(self.run.system, coord, attempt.number, self.status, self.device)
             trackers, wandb_run = self._trackers(start, notes, system_metrics)
             schedule_key = str((experiment.pipeline, self.plan.cells, self.plan.schedule_config))
-            trace = TraceWriter(self.run.traces, coord, self.device, start, experiment.trace, schedule_key)
+            trace = TraceWriter(self.run.trace_folder, coord, self.device, start, experiment.trace, schedule_key)
             every, layers_file = settings.layer_stats_every, self.run.layers if coord.is_metrics_rank else None
             stored = {"name": experiment.name, "seed": settings.seed, "wandb_run": wandb_run} | source.notes()
             setup = TrainingSetup(

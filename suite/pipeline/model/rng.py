@@ -31,13 +31,13 @@ def mix(*values: int) -> int:
     return state >> 1
 
 
-def layer_seed(run: int, step: int, micro_batch: int, layer: int) -> int:
+def layer_seed(train_seed: int, step: int, micro_batch: int, layer: int) -> int:
     """Returns the seed of one layer's forward. ``micro_batch`` counts over the whole mini-batch, all replicas."""
-    return mix(1, run, step, micro_batch, layer)
+    return mix(1, train_seed, step, micro_batch, layer)
 
 
-def initial_seed(run: int, layer: int) -> int:
-    return mix(2, run, layer)
+def initial_seed(train_seed: int, layer: int) -> int:
+    return mix(2, train_seed, layer)
 
 
 def set_seed(seed: int, device: torch.device) -> None:

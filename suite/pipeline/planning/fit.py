@@ -20,7 +20,7 @@ from suite.pipeline.model.topology import CellPair
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import GIB, Machine, p2p_communicators
 from suite.pipeline.planning.memory import GRADIENT_BYTES, UNCOUNTED_BYTES, CellBound, MemoryModel
-from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition, with_even_stages
+from suite.pipeline.planning.partition import cell_ranges, fewest_cells, partition, with_even_stages
 from suite.pipeline.planning.policies import CellsProblem
 from suite.pipeline.planning.simulate import CellCost, cell_costs
 from suite.pipeline.planning.stage_bytes import CellBytes, largest_rows, peak_bytes, peak_terms
@@ -234,7 +234,7 @@ class MemoryFit:
             peak = self._bound.peak(np.array([begin]), np.array([end]))
             return int(self._process_bytes + peak[0]) / GIB
 
-        fewest = fewest_stages(furthest_end)
+        fewest = fewest_cells(furthest_end)
         if fewest is None:
             alone = {at: need(at, at + 1) for at, end in enumerate(furthest_end) if end == at}
             worst = max(alone, key=alone.__getitem__)

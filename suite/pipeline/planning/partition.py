@@ -29,28 +29,28 @@ Places = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 
 
-def partition(costs: Sequence[float], stages: int, furthest_end: Sequence[int] | None = None) -> list[int]:
-    """Returns the number of layers in each of ``stages`` non-empty cells, the most expensive as cheap as possible.
+def partition(costs: Sequence[float], cells: int, furthest_end: Sequence[int] | None = None) -> list[int]:
+    """Returns the number of layers in each of ``cells`` non-empty cells, the most expensive as cheap as possible.
 
     ``costs`` has one number a layer, in any unit. ``furthest_end[j]`` is the end (exclusive) of the longest cell that
     starts at layer j and fits its device; a cell from j may end anywhere after j up to there, and nowhere if
     ``furthest_end[j]`` is j. Ends beyond the model are taken as its end. Without ``furthest_end`` every cell fits. A
     cell's cost is the difference of two prefix sums, each rounded once to float64.
 
-    Raises SettingError when there are more stages than layers or a cost is negative or not finite, PlacementError when
+    Raises SettingError when there are more cells than layers or a cost is negative or not finite, PlacementError when
     no cut fits, ValueError when ``furthest_end`` is not as long as ``costs``.
     """
     layers = len(costs)
-    _check_arguments(costs, stages)
+    _check_arguments(costs, cells)
     if furthest_end is not None and len(furthest_end) != layers:
         raise ValueError(f"furthest_end has {len(furthest_end)} entries, there are {layers} layers")
     prefix = np.array([float(total) for total in accumulate(map(Fraction, map(float, costs)), initial=Fraction())])
     furthest = (
         np.full(layers, layers) if furthest_end is None else np.minimum(np.asarray(furthest_end, dtype=np.intp), layers)
     )
-    cut = _lightest_ends(prefix, furthest, stages)
+    cut = _lightest_ends(prefix, furthest, cells)
     if cut is None:
-        raise PlacementError(f"no cut of {layers} layers into {stages} cells fits")
+        raise PlacementError(f"no cut of {layers} layers into {cells} cells fits")
     return np.diff(_balance(cut, prefix, furthest)).tolist()
 
 
@@ -80,7 +80,7 @@ def with_even_stages(cells: Sequence[int], costs: Sequence[float], cell_to_stage
     return [end - begin for begin, end in pairwise(ends)]
 
 
-def fewest_stages(furthest_end: Sequence[int]) -> int | None:
+def fewest_cells(furthest_end: Sequence[int]) -> int | None:
     """Returns the fewest fitting cells that cover all layers, or None when no number of cells does.
 
     ``furthest_end`` is as for ``partition``. A part of a fitting cell with the same first layer fits too, so the
@@ -115,11 +115,11 @@ def cell_ranges(cells: Sequence[int], layers: int) -> list[range]:
     return [range(end - cell, end) for end, cell in zip(ends, cells, strict=True)]
 
 
-def _check_arguments(costs: Sequence[float], stages: int) -> None:
+def _check_arguments(costs: Sequence[float], cells: int) -> None:
     layers = len(costs)
-    if not 1 <= stages <= layers:
+    if not 1 <= cells <= layers:
         way_out = f"use 1 to {layers} stages" if layers else "there must be a layer"
-        raise SettingError(f"cannot cut {layers} layers into {stages} stages; {way_out}")
+        raise SettingError(f"cannot cut {layers} layers into {cells} stages; {way_out}")
     bad = [f"layer {j} has {cost}" for j, cost in enumerate(costs) if not (math.isfinite(cost) and cost >= 0)]
     if bad:
         raise SettingError(f"layer costs must be finite and not negative; {_first(bad, layers)}")
@@ -132,25 +132,25 @@ def _first(items: Sequence[str], layers: int, shown: int = 5) -> str:
     return " and ".join(filter(None, (", ".join(items[:-1]), *items[-1:])))
 
 
-def _lightest_ends(prefix: Costs, furthest: Places, stages: int) -> list[int] | None:
-    """Returns the ``stages + 1`` ends, 0 first, of a partition whose heaviest cell is the least there is, or None.
+def _lightest_ends(prefix: Costs, furthest: Places, cells: int) -> list[int] | None:
+    """Returns the ``cells + 1`` ends, 0 first, of a partition whose heaviest cell is the least there is, or None.
 
     ``prefix``, (L + 1,), are the prefix sums of the costs; ``furthest``, (L,), is ``furthest_end``.
     """
-    even = _even_places(prefix, stages)
-    reached = _reached(furthest, stages)
-    if not reached[stages, -1]:
+    even = _even_places(prefix, cells)
+    reached = _reached(furthest, cells)
+    if not reached[cells, -1]:
         return None
     cut = _nearest_ends(furthest, reached, even)
     heaviest = np.diff(prefix[cut]).max()
-    least = prefix[-1] / stages
+    least = prefix[-1] / cells
     while least < heaviest:
         # Halfway between neighbouring floats may round up to the upper one, which is known to be feasible.
         bound = min(least + (heaviest - least) / 2, np.nextafter(heaviest, 0))
         within = _ends_within(prefix, bound)
         ends = np.minimum(within, furthest)
-        reached = _reached(ends, stages)
-        if reached[stages, -1]:
+        reached = _reached(ends, cells)
+        if reached[cells, -1]:
             cut = _nearest_ends(ends, reached, even)
             heaviest = np.diff(prefix[cut]).max()
         else:
@@ -171,45 +171,45 @@ def _ends_within(prefix: Costs, bound: float) -> Places:
     return np.searchsorted(prefix, limit, side="right") - 1
 
 
-def _reached(ends: Places, stages: int) -> Flags:
-    """Returns for k = 0 to ``stages`` and each place, (stages + 1, L + 1), whether exactly k cells can end there.
+def _reached(ends: Places, cells: int) -> Flags:
+    """Returns for k = 0 to ``cells`` and each place, (cells + 1, L + 1), whether exactly k cells can end there.
 
     A cell from j ends anywhere after j up to ``ends[j]``. Nothing is assumed of their order, so the places reached may
     have gaps, and places reached by k cells need not be reached by k + 1.
     """
     layers = len(ends)
     places = np.arange(1, layers + 1)
-    reached = np.zeros((stages + 1, layers + 1), dtype=np.bool_)
+    reached = np.zeros((cells + 1, layers + 1), dtype=np.bool_)
     reached[0, 0] = True
-    for k in range(stages):
+    for k in range(cells):
         furthest = np.maximum.accumulate(ends * reached[k, :-1])
         np.greater_equal(furthest, places, out=reached[k + 1, 1:])
     return reached
 
 
-def _even_places(prefix: Costs, stages: int) -> Costs:
-    """Returns the running sum, (L + 1,), of layers measured in cells: 0 at the start and ``stages`` at the end.
+def _even_places(prefix: Costs, cells: int) -> Costs:
+    """Returns the running sum, (L + 1,), of layers measured in cells: 0 at the start and ``cells`` at the end.
 
     A layer above the mean cell counts as one cell and the rest share the others, so that the cells next to one huge
     layer do not get too few layers.
     """
     costs = np.diff(prefix)
-    mean, heavy = prefix[-1] / stages, -1
-    while heavy < (above := int(np.count_nonzero(costs > mean))) < stages:
+    mean, heavy = prefix[-1] / cells, -1
+    while heavy < (above := int(np.count_nonzero(costs > mean))) < cells:
         heavy = above
-        mean = costs[costs <= mean].sum() / (stages - heavy)
+        mean = costs[costs <= mean].sum() / (cells - heavy)
     shares = np.minimum(costs, mean) / mean if mean > 0 else np.sign(costs)
     total = shares.sum()
     if total == 0:
         shares, total = np.ones_like(shares), len(shares)
-    return np.concatenate(([0.0], np.cumsum(shares) * (stages / total)))
+    return np.concatenate(([0.0], np.cumsum(shares) * (cells / total)))
 
 
 def _nearest_ends(ends: Places, reached: Flags, even: Costs) -> list[int]:
     """Returns a cut, (K + 1,) with 0 first, each end as near as it can be to its place in ``even``."""
-    stages, layers = len(reached) - 1, len(ends)
+    cells, layers = len(reached) - 1, len(ends)
     cut = [layers]
-    for k in range(stages - 1, -1, -1):
+    for k in range(cells - 1, -1, -1):
         starts = np.flatnonzero(reached[k, : cut[-1]] & (ends[: cut[-1]] >= cut[-1]))
         cut.append(int(starts[np.abs(even[starts] - k).argmin()]))
     return cut[::-1]

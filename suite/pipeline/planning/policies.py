@@ -197,6 +197,6 @@ class PolicyPlayer:
             recompute = cell.graph_peak_bytes - cell.activation_bytes
             most = max(most, graph_bytes + max(recompute, cell.backward_peak_bytes + gradients))
             if is_empty and own > at:
-                needed += cell.input_bytes + sum(each.bytes for each in cell.sent if each.cells_ahead > 0)
+                needed += cell.input_bytes + sum(each.bytes for each in cell.sent if each.cells_downstream > 0)
                 most = max(most, cell.forward_peak_bytes)
         return needed + most

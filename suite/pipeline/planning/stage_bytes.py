@@ -32,8 +32,8 @@ Ints = NDArray[np.int64]
 class Sent:
     """What a cell sends to another for each micro-batch: activations to a later one, gradients to an earlier one."""
 
-    cells_ahead: int
-    """How many cells behind it the other one is; negative for gradients."""
+    cells_downstream: int
+    """How many cells later the other one is; negative for gradients."""
     bytes: int
     is_local: bool = False
     """Whether the other cell is on the same stage: no message is sent."""
@@ -132,13 +132,13 @@ class StageBytes:
         """Returns what the messages of an action add to those in flight; the oldest of too many leave."""
         added, windows = 0, self._in_flight[at]
         for sent in self.cells[at].sent:
-            if sent.cells_ahead * direction < 0:
+            if sent.cells_downstream * direction < 0:
                 continue
             added += sent.bytes
             if sent.is_local:
                 continue
-            distance = abs(sent.cells_ahead)
-            key = 0 if distance == 1 else sent.cells_ahead
+            distance = abs(sent.cells_downstream)
+            key = 0 if distance == 1 else sent.cells_downstream
             windows.setdefault(key, deque())
             if len(windows[key]) == self._flow.max_sends_to(distance):
                 added -= windows[key][0]

@@ -26,7 +26,6 @@ class Place:
     """Where a tensor is in a model."""
 
     layer: int
-    layer_type: str
     what: str
     """Such as "output 0", "gradient of weight", "loss 0", or "loss of parts 0" where ``gpipe_score`` computes it, in
     parts whose number depends on the memory."""
@@ -54,28 +53,27 @@ def _install_hooks(
 ) -> Iterator[Callable[[], object]]:
     """Installs the hooks one by one; yields the function that removes each."""
     for index, layer in layers.items():
-        name = type(layer).__name__
-        hooked = partial(_with_hooks, index, name, watch)
+        hooked = partial(_with_hooks, index, watch)
         yield layer.register_forward_pre_hook(hooked, prepend=True).remove
         if loss is not None and index == max(layers) and hasattr(layer, "gpipe_score"):
-            yield _hook_score(layer, partial(hooked, layer), _on_outputs(index, name, "loss of parts", watch))
-        yield layer.register_forward_hook(_on_outputs(index, name, "output", watch)).remove
+            yield _hook_score(layer, partial(hooked, layer), _on_outputs(index, "loss of parts", watch))
+        yield layer.register_forward_hook(_on_outputs(index, "output", watch)).remove
         for part, parameter in layer.named_parameters():
             if parameter.requires_grad:  # a frozen one gets no gradient
-                yield parameter.register_hook(_on_gradient(Place(index, name, f"gradient of {part}"), watch)).remove
+                yield parameter.register_hook(_on_gradient(Place(index, f"gradient of {part}"), watch)).remove
     last, layer = list(layers.items())[-1]
     if loss is not None and not hasattr(layer, "gpipe_score"):
-        yield loss.register_forward_hook(_on_outputs(last, type(layer).__name__, "loss", watch)).remove
+        yield loss.register_forward_hook(_on_outputs(last, "loss", watch)).remove
 
 
-def _with_hooks(index: int, name: str, watch: Watch, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_hooks(index: int, watch: Watch, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns a layer's inputs, those with a gradient as views with a hook: a tensor that is also a skip has another
     gradient from there."""
     views = list(inputs)
     for number, tensor in enumerate(inputs):
         if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
             views[number] = tensor.view_as(tensor)
-            views[number].register_hook(_on_gradient(Place(index, name, f"gradient of input {number}"), watch))
+            views[number].register_hook(_on_gradient(Place(index, f"gradient of input {number}"), watch))
     return tuple(views)
 
 
@@ -105,10 +103,10 @@ def _on_gradient(place: Place, watch: Watch) -> Callable[[Tensor | None], None]:
     return hook
 
 
-def _on_outputs(index: int, name: str, what: str, watch: Watch) -> Callable[[nn.Module, Any, Any], None]:
+def _on_outputs(index: int, what: str, watch: Watch) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
         for number, tensor in enumerate(as_tuple(outputs)):
             if tensor.is_floating_point():
-                watch(Place(index, name, f"{what} {number}"), tensor.detach())
+                watch(Place(index, f"{what} {number}"), tensor.detach())
 
     return hook

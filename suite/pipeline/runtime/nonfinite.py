@@ -58,7 +58,8 @@ def find_nonfinite(executor: Executor) -> Iterator[list[NonFiniteRecord]]:
         action = executor.status.action
         micro_batch = action.micro_batch if isinstance(action, Action) else -1
         order = -place.layer if place.is_backward else place.layer
-        what = place.layer_type + (" or the loss behind it" if place.what.startswith("loss") else f", {place.what}")
+        of_layer = " or the loss behind it" if place.what.startswith("loss") else f", {place.what}"
+        what = executor.stage.types[place.layer] + of_layer
         where = (place.layer, coord.replica, coord.stage)
         records.append(NonFiniteRecord(place.is_backward, order, micro_batch, *where, what, str(action)))
 

@@ -106,11 +106,11 @@ def test_a_page_names_the_stages_of_the_plan_whatever_the_placement(tmp_path, sc
     planned = plan_request(work, ROOMY, estimated_costs)
     run = folder(tmp_path, [step(1)])
     run.plan_json.write_text(json.dumps(planned.as_dict()))
-    run.traces.mkdir()
+    run.trace_folder.mkdir()
     for stage, row in enumerate(planned.plan.timeline.rows):  # the run did as planned
         spans = [[span.kind, span.micro_batch, span.start, span.end, span.virtual_stage] for span in row]
         lines = {"replica": 0, "stage": stage, "stages": 2, "clock": 0.0}, {"step": 1, "began": 0.0, "spans": spans}
-        (run.traces / f"0-{stage}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run.trace_folder / f"0-{stage}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     tables = [table for section in run_page(read_run(run)).sections for table in section.tables]
     (rows,) = [table.rows for table in tables if table.name == "stages"]
     assert [(f"stage {row[0]}", row[1]) for row in rows] == re.findall(

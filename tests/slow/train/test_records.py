@@ -67,7 +67,7 @@ def test_folders_that_vanish_and_a_killed_wandb_change_no_loss(tmp_path, undistu
     assert services
     for one in services:
         one.kill()
-    for folder in (run.path / "logs", run.path / "wandb", run.traces):
+    for folder in (run.path / "logs", run.path / "wandb", run.trace_folder):
         assert folder.is_dir()
         shutil.rmtree(folder)
     steps = len(read_steps(run.metrics))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from suite.errors import PlacementError, SettingError
-from suite.pipeline.planning.partition import cell_ranges, fewest_stages, partition
+from suite.pipeline.planning.partition import cell_ranges, fewest_cells, partition
 
 
 def loads(costs, cells):
@@ -175,7 +175,7 @@ def test_cutting_takes_about_as_long_as_there_are_layers(costs, reach):
     before = list(accumulate(costs, initial=0))
     below = max(loads(costs, cells)) - 1
     lighter = [min(end, bisect_right(before, before[j] + below) - 1) for j, end in enumerate(fits)]
-    fewest = fewest_stages(lighter)
+    fewest = fewest_cells(lighter)
     assert fewest is None or fewest > 128
 
 
@@ -185,7 +185,7 @@ def test_the_fewest_stages_are_those_of_the_first_number_that_can_be_cut():
         layers = draw.randint(1, 9)
         reach = random_reach(draw, layers)
         numbers = (k for k in range(1, layers + 1) if any(True for _ in all_ends(layers, k, reach)))
-        assert fewest_stages(reach) == next(numbers, None), reach
+        assert fewest_cells(reach) == next(numbers, None), reach
 
 
 @pytest.mark.parametrize(("layers", "stages"), [(3, 4), (3, 0)])

@@ -13,7 +13,7 @@ from suite.pipeline.planning.costs import LayerCost, SkipInput
 from suite.pipeline.planning.devices import GIB, Machine
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES, CellBound, MemoryModel
-from suite.pipeline.planning.partition import fewest_stages
+from suite.pipeline.planning.partition import fewest_cells
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.simulate import CellCost, Link, Links, cell_costs, simulate
 from suite.pipeline.planning.stage_bytes import peak_bytes, peak_terms
@@ -198,7 +198,7 @@ def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches,
         return
     terms = [peak_terms(actions, 0, GLOO) for actions in fill_drain(pipeline.stages, micro_batches, pipeline.remat)]
     bound = CellBound(MemoryModel(costs, micro_batches, 1.0), np.concatenate(terms), GLOO, pipeline.stages)
-    fewest = fewest_stages(bound.furthest_end(room))
+    fewest = fewest_cells(bound.furthest_end(room))
     if fewest is None:
         assert " alone needs " in message
     elif fewest > pipeline.stages:

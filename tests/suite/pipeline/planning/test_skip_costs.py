@@ -83,7 +83,7 @@ def test_what_stages_send_each_other_is_what_they_get(costs, data):
         arriving = [one for (_, to), one in sent.items() if to == k]
         leaving = [one for (source, _), one in sent.items() if source == k]
         activations, gradients = (
-            [one.bytes for one in memory[k].sent if one.cells_ahead * direction > 0] for direction in (1, -1)
+            [one.bytes for one in memory[k].sent if one.cells_downstream * direction > 0] for direction in (1, -1)
         )
         assert sum(activations) == sum(one.activation_bytes for one in leaving)
         assert sum(gradients) == sum(one.gradient_bytes for one in arriving)
