@@ -32,14 +32,13 @@ class LayerNorm(nn.LayerNorm):
         if is_fused(x):
             return self._fused(x, branch)
         x = x + branch
-        return x, self(x)
+        return x, super().forward(x)
 
     def _fused(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
         kind = x.device.type
         product_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-        rows = (part if part is None else part.reshape(-1, x.shape[-1]) for part in (x, branch))
-        total, normed = _SummedNorm.apply(*rows, self.weight, self.bias, self.eps, product_dtype)
-        return x if total is None else total.view_as(x), normed.view_as(x)
+        total, normed = _SummedNorm.apply(x, branch, self.weight, self.bias, self.eps, product_dtype)
+        return x if total is None else total, normed
 
 
 @fused
@@ -68,21 +67,28 @@ def summed_norm_gradients(
 
 
 class _SummedNorm(torch.autograd.Function):
+    """Of tensors (..., width); in here they are rows."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, branch: Tensor | None, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor | None, Tensor]:
-        total, normed, mean, scale = summed_norm(x, branch, weight=weight, bias=bias, eps=eps, dtype=dtype)
-        ctx.save_for_backward(x if total is None else total, mean, scale, weight)
+        rows, own = _rows(x), None if branch is None else _rows(branch)
+        total, normed, mean, scale = summed_norm(rows, own, weight=weight, bias=bias, eps=eps, dtype=dtype)
+        ctx.save_for_backward(rows if total is None else total, mean, scale, weight)
         ctx.branch_dtype = None if branch is None else branch.dtype
-        return total, normed
+        return None if total is None else total.view_as(x), normed.view_as(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, total_gradient: Tensor | None, gradient: Tensor) -> tuple[Tensor | None, ...]:
         total, mean, scale, weight = ctx.saved_tensors
-        of_total, of_weight, of_bias = summed_norm_gradients(
-            gradient, total_gradient, total, mean, scale, weight=weight
-        )
-        of_branch = None if ctx.branch_dtype is None else of_total.to(ctx.branch_dtype)
-        return of_total, of_branch, of_weight, of_bias, None, None
+        of_sum = None if total_gradient is None else _rows(total_gradient)
+        found, *of_weights = summed_norm_gradients(_rows(gradient), of_sum, total, mean, scale, weight=weight)
+        found = found.view_as(gradient)
+        of_branch = None if ctx.branch_dtype is None else found.to(ctx.branch_dtype)
+        return found, of_branch, *of_weights, None, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -48,6 +48,9 @@ _USUAL_ROWS = 4096
 """The number of rows for which kernels are chosen. Those of the first call would be others where a run is resumed, and
 sums over rows would be cut differently."""
 
+_MOST_VALUES = 2**31 - 1
+"""Kernels index rows by 32-bit integers."""
+
 Run = Callable[..., Any]
 
 _runs_fused: ContextVar[Run | None] = ContextVar("_runs_fused", default=None)
@@ -72,45 +75,64 @@ def is_fused(rows: Tensor) -> bool:
 def fused(function: Callable[..., Result]) -> Callable[..., Result]:
     """Returns a function of rows (N, ...) with its elementwise operations and sums fused into few kernels, on devices
     for which torch's compiler makes some; elsewhere, and where rows have a length of 1, it runs as it is. Positional
-    tensors have N rows or are scalars; keyword arguments, such as weights, have fixed shapes.
+    tensors have N rows or are scalars; keyword arguments, such as weights, have fixed shapes. Results have no graph.
 
     It is compiled once for any number of rows, while a stage warms up: kernels that are loaded later may wait for a
     message that waits for them (``launch.worker.gpu_environment``).
     """
-
-    @cache
-    def compiled() -> Callable[..., Result]:  # when it is needed: the compiler takes seconds to import
-        compilers = filter(None, (os.environ.get("CC"), "gcc", "clang"))
-        headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-        if not any(map(shutil.which, compilers)) or not headers.exists():
-            raise PlacementError(
-                f"{socket.gethostname()} lacks a C compiler or {headers}, with which torch makes kernels; install gcc "
-                "and python3-dev"
-            )
-        return torch.compile(function, fullgraph=True, options=_OPTIONS)
+    compiled: dict[tuple[Any, ...], Callable[..., Result]] = {}
 
     @wraps(function)
     def call(rows: Tensor, *args: Any, **constants: Any) -> Result:
-        if not is_fused(rows) or 1 in rows.shape:
+        if not is_fused(rows) or 1 in rows.shape or rows.numel() > _MOST_VALUES:
             return function(rows, *args, **constants)
-        given = [arg.detach() if isinstance(arg, Tensor) else arg for arg in (rows, *args)]
-        fixed = {name: arg.detach() if isinstance(arg, Tensor) else arg for name, arg in constants.items()}
-        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
-            if (run := _runs_fused.get()) is not None:
+        given = [_without_graph(arg) for arg in (rows, *args)]
+        fixed = {name: _without_graph(arg) for name, arg in constants.items()}
+        if (run := _runs_fused.get()) is not None:
+            with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
                 return cast(Result, run(function, *given, **fixed))
-            for arg in given:
-                if isinstance(arg, Tensor) and arg.ndim:
-                    torch._dynamo.mark_dynamic(arg, 0, hint_override=_USUAL_ROWS)
-            try:
-                return compiled()(*given, **fixed)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                said = " ".join(str(error).split("\n\n")[0].split())
-                raise PlacementError(
-                    f"torch's compiler failed on {socket.gethostname()} in {function.__name__}: {said}; mend gcc and "
-                    "Triton there, which `make gpu-check` tries"
-                ) from error
+        kinds = *(_kind(arg, 1) for arg in given), *(_kind(arg, 0) for arg in fixed.values())
+        if kinds not in compiled:
+            compiled[kinds] = _compile(function, given, fixed)
+        return compiled[kinds](*given, **fixed)
 
     return call
+
+
+def _without_graph(arg: Any) -> Any:
+    return arg.detach() if isinstance(arg, Tensor) and arg.requires_grad else arg
+
+
+def _kind(arg: Any, begin: int) -> Any:
+    """Returns what kernels depend on: of a tensor type, device, strides, and its shape from a dimension on."""
+    return (arg.dtype, arg.device, arg.stride(), arg.shape[begin:]) if isinstance(arg, Tensor) else arg
+
+
+def _compile(function: Callable[..., Result], given: list[Any], fixed: dict[str, Any]) -> Callable[..., Result]:
+    """Returns the function compiled for any number of rows, without torch's checks of each call, which take as long as
+    the kernels of small rows. Raises PlacementError."""
+    host = socket.gethostname()
+    compilers = filter(None, (os.environ.get("CC"), "gcc", "clang"))
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not any(map(shutil.which, compilers)) or not headers.exists():
+        raise PlacementError(
+            f"{host} lacks a C compiler or {headers}, with which torch makes kernels; install gcc and python3-dev"
+        )
+    for arg in given:
+        if isinstance(arg, Tensor) and arg.ndim:
+            torch._dynamo.mark_dynamic(arg, 0, hint_override=_USUAL_ROWS)
+    try:
+        with torch.no_grad(), torch.autocast(given[0].device.type, enabled=False):
+            graph: Any = torch.compile(function, fullgraph=True, options=_OPTIONS)
+            found = graph.aot_compile((tuple(given), fixed))
+    except torch._dynamo.exc.TorchDynamoException as error:
+        said = " ".join(str(error).split("\n\n")[0].split())
+        raise PlacementError(
+            f"torch's compiler failed on {host} in {function.__name__}: {said}; mend gcc and Triton there, which `make "
+            "gpu-check` tries"
+        ) from error
+    found.disable_guard_check()
+    return cast(Callable[..., Result], found)
 
 
 @contextmanager

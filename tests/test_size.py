@@ -37,8 +37,8 @@ BUDGETS = {
     "experiments/sweeps": 2177,
     "experiments/tables": 609,
     "experiments/translation": 454,
-    "models": 1283,
-    "suite": 878,
+    "models": 1289,
+    "suite": 900,
     "suite/data": 3579,
     "suite/decoding": 477,
     "suite/evaluation": 307,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 50_410
+MOST_LINES_OF_TESTS = 50_409
 
 
 def files() -> list[Path]:

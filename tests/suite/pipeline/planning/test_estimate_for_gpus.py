@@ -6,16 +6,7 @@ from torch import nn
 
 from models.fused_norm import LayerNorm as FusedLayerNorm
 from suite.pipeline.planning.estimate import CudaDropout
-from tests.suite.pipeline.planning.test_estimate import (
-    ADAMW,
-    BF16,
-    PRODUCTS,
-    TRAFFIC,
-    Product,
-    Through,
-    estimated,
-    rows,
-)
+from tests.suite.pipeline.planning.test_estimate import BF16, PRODUCTS, TRAFFIC, Product, Through, estimated, rows
 from tests.suite.pipeline.toy import SquareLoss
 
 
@@ -28,10 +19,10 @@ class Normed(nn.Module):
         return self.product(self.norm(x))
 
 
-def of_normed(norm, device, optimizer):
-    return estimated(lambda: [Product(64, 64), Normed(norm), Through()], SquareLoss(), rows(16, 64), device, optimizer)[
-        1
-    ]
+def of_normed(norm, device, *optimizer):
+    return estimated(
+        lambda: [Product(64, 64), Normed(norm), Through()], SquareLoss(), rows(16, 64), device, *optimizer
+    )[1]
 
 
 def test_on_cuda_devices_autocast_keeps_an_fp32_copy_of_what_torchs_norm_reads():
@@ -41,7 +32,7 @@ def test_on_cuda_devices_autocast_keeps_an_fp32_copy_of_what_torchs_norm_reads()
     assert of_normed(nn.LayerNorm, cuda, BF16).activation_bytes - plain == 16 * (4 * 64 + 2 * 2)
     assert of_normed(FusedLayerNorm, cuda, BF16).activation_bytes - plain == 16 * 2 * 2
     for norm in (nn.LayerNorm, FusedLayerNorm):
-        on_host, on_cuda = (of_normed(norm, device, ADAMW).activation_bytes for device in (PRODUCTS, cuda))
+        on_host, on_cuda = (of_normed(norm, device).activation_bytes for device in (PRODUCTS, cuda))
         assert on_cuda == on_host
 
 
