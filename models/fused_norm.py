@@ -1,4 +1,4 @@
-"""LayerNorm with the casts around it and the sum before it: one kernel forward and one backward, where torch compiles.
+"""LayerNorm with the casts around it and the sum before it: one kernel forward, where torch compiles, and few backward.
 
     eager                                    bytes a value       fused
     dropped -> x + dropped                   2 + 2 + 2           x, dropped -> sum, norm(sum)     2 + 2 + 2 + 2
@@ -25,14 +25,17 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., width)."""
-        return self._fused(x, None)[1] if is_fused(x) else super().forward(x)
+        return self._fused(x, None)[1] if self._is_fused(x) else super().forward(x)
 
     def of_sum(self, x: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """Returns x + branch, and its norm."""
-        if is_fused(x):
+        if self._is_fused(x):
             return self._fused(x, branch)
         x = x + branch
         return x, super().forward(x)
+
+    def _is_fused(self, x: Tensor) -> bool:
+        return is_fused(x) and self.bias is not None and not torch._C._are_functorch_transforms_active()
 
     def _fused(self, x: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor]:
         kind = x.device.type
@@ -76,7 +79,6 @@ class _SummedNorm(torch.autograd.Function):
         rows, own = _rows(x), None if branch is None else _rows(branch)
         total, normed, mean, scale = summed_norm(rows, own, weight=weight, bias=bias, eps=eps, dtype=dtype)
         ctx.save_for_backward(rows if total is None else total, mean, scale, weight)
-        ctx.branch_dtype = None if branch is None else branch.dtype
         return None if total is None else total.view_as(x), normed.view_as(x)
 
     @staticmethod
@@ -86,8 +88,7 @@ class _SummedNorm(torch.autograd.Function):
         of_sum = None if total_gradient is None else _rows(total_gradient)
         found, *of_weights = summed_norm_gradients(_rows(gradient), of_sum, total, mean, scale, weight=weight)
         found = found.view_as(gradient)
-        of_branch = None if ctx.branch_dtype is None else found.to(ctx.branch_dtype)
-        return found, of_branch, *of_weights, None, None
+        return found, found if ctx.needs_input_grad[1] else None, *of_weights, None, None
 
 
 def _rows(x: Tensor) -> Tensor:

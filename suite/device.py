@@ -45,8 +45,8 @@ _OPTIONS: dict[str, Any] = {
 operation rounds as it does alone; and no kernel asks for a least number of rows."""
 
 _USUAL_ROWS = 4096
-"""The number of rows for which kernels are chosen. Those of the first call would be others where a run is resumed, and
-sums over rows would be cut differently."""
+"""The number of rows for which kernels are chosen. Otherwise the first call would choose them, and a resumed run may
+begin with another number of rows."""
 
 _MOST_VALUES = 2**31 - 1
 """Kernels index rows by 32-bit integers."""
@@ -67,6 +67,11 @@ def fused_by(run: Run) -> Iterator[None]:
         _runs_fused.reset(token)
 
 
+def unfused() -> AbstractContextManager[None]:
+    """A context in which fused functions run as they are."""
+    return fused_by(lambda function, *args, **constants: function(*args, **constants))
+
+
 def is_fused(rows: Tensor) -> bool:
     """Whether fused functions of these rows are compiled. Those of fake tensors, which infer shapes, are not."""
     return _runs_fused.get() is not None or (rows.device.type in COMPILES and type(rows) is Tensor)
@@ -74,17 +79,18 @@ def is_fused(rows: Tensor) -> bool:
 
 def fused(function: Callable[..., Result]) -> Callable[..., Result]:
     """Returns a function of rows (N, ...) with its elementwise operations and sums fused into few kernels, on devices
-    for which torch's compiler makes some; elsewhere, and where rows have a length of 1, it runs as it is. Positional
-    tensors have N rows or are scalars; keyword arguments, such as weights, have fixed shapes. Results have no graph.
+    for which torch's compiler makes some; elsewhere, and where a dimension of the rows is 0 or 1, it runs as it is.
+    Positional tensors have N rows or are scalars; keyword arguments, such as weights, have fixed shapes. What a
+    compiled function returns has no graph.
 
-    It is compiled once for any number of rows, while a stage warms up: kernels that are loaded later may wait for a
-    message that waits for them (``launch.worker.gpu_environment``).
+    It is compiled once for each type and width, and any number of rows. In training that happens while a stage warms
+    up: kernels that are loaded later may wait for a message that waits for them (``launch.worker.gpu_environment``).
     """
     compiled: dict[tuple[Any, ...], Callable[..., Result]] = {}
 
     @wraps(function)
     def call(rows: Tensor, *args: Any, **constants: Any) -> Result:
-        if not is_fused(rows) or 1 in rows.shape or rows.numel() > _MOST_VALUES:
+        if not is_fused(rows) or min(rows.shape) < 2 or rows.numel() > _MOST_VALUES:
             return function(rows, *args, **constants)
         given = [_without_graph(arg) for arg in (rows, *args)]
         fixed = {name: _without_graph(arg) for name, arg in constants.items()}
@@ -100,7 +106,7 @@ def fused(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def _without_graph(arg: Any) -> Any:
-    return arg.detach() if isinstance(arg, Tensor) and arg.requires_grad else arg
+    return arg.detach() if isinstance(arg, Tensor) else arg  # two arguments that were one object would stay one
 
 
 def _kind(arg: Any, begin: int) -> Any:
@@ -123,9 +129,9 @@ def _compile(function: Callable[..., Result], given: list[Any], fixed: dict[str,
             torch._dynamo.mark_dynamic(arg, 0, hint_override=_USUAL_ROWS)
     try:
         with torch.no_grad(), torch.autocast(given[0].device.type, enabled=False):
-            graph: Any = torch.compile(function, fullgraph=True, options=_OPTIONS)
+            graph: Any = torch.compile(function, fullgraph=True, dynamic=False, options=_OPTIONS)
             found = graph.aot_compile((tuple(given), fixed))
-    except torch._dynamo.exc.TorchDynamoException as error:
+    except RuntimeError as error:
         said = " ".join(str(error).split("\n\n")[0].split())
         raise PlacementError(
             f"torch's compiler failed on {host} in {function.__name__}: {said}; mend gcc and Triton there, which `make "

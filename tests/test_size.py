@@ -37,14 +37,14 @@ BUDGETS = {
     "experiments/sweeps": 2177,
     "experiments/tables": 609,
     "experiments/translation": 454,
-    "models": 1289,
-    "suite": 900,
+    "models": 1290,
+    "suite": 906,
     "suite/data": 3579,
     "suite/decoding": 477,
     "suite/evaluation": 307,
     "suite/pipeline/model": 1181,
-    "suite/pipeline/planning": 3442,
-    "suite/pipeline/runtime": 2509,
+    "suite/pipeline/planning": 3444,
+    "suite/pipeline/runtime": 2512,
     "suite/pipeline/schedule": 1478,
     "suite/training": 4136,
 }
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 50_409
+MOST_LINES_OF_TESTS = 50_313
 
 
 def files() -> list[Path]:

@@ -7,7 +7,6 @@
     runs        losses, gradient norms, and digests of weights and optimizer state after 20 steps
     examples    the same of examples/, and the weights that an export writes
     data        digests of all prepared data
-    reports     the reports of all sweeps, from made-up records of finished members
     plans       plans of models on clusters: the default, schedule=auto, one stage too large; refusals
     best        BEST=1 of the same
     costs       the estimated layer costs that plans and best took

@@ -25,7 +25,6 @@ AT_ONCE = 2
 PARTS = {
     "tables": "pages:table_jobs",
     "help": "pages:help_jobs",
-    "reports": "pages:report_jobs",
     "data": "data:data_jobs",
     "examples": "runs:example_jobs",
     "runs": "runs:run_jobs",

@@ -1,4 +1,4 @@
-"""What commands print: help, Tables 1 to 3, and the reports of sweeps."""
+"""What commands print: help, and Tables 1 to 3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.record.finished import finish_all
 from tests.record.gpipe import printed
 from tests.record.job import Job
 
@@ -63,48 +62,3 @@ SIZES = (
     "graph_peak_bytes", "backward_peak_bytes", "update_peak_bytes",
 )  # fmt: skip
 """Fields of a cost that do not matter to a speed."""
-
-SWEEPS = {
-    "depth_width": ("laptop", "laptop_long", "tiny", "paper"),
-    "capacity": ("laptop", "tiny", "paper"),
-    "bilingual": ("laptop", "laptop_long", "tiny", "paper"),
-    "batch_size": ("laptop", "tiny", "paper"),
-    "temperature": ("laptop", "tiny", "paper"),
-    "low_resource": ("laptop", "laptop_slavic", "laptop_long", "tiny"),
-    "romance": ("laptop",),
-    "trainability": ("laptop", "tiny", "paper"),
-    "transfer": ("",),
-}
-
-
-def report_jobs(work: Path, saved: dict[str, Any]) -> Iterator[Job]:
-    for name, scales in SWEEPS.items():
-        for scale in scales:
-            yield Job(f"{name} {scale}".strip(), report, (name, scale))
-
-
-def report(name: str, scale: str) -> dict[str, Any]:
-    """Returns the report of a sweep whose members are all finished, by made-up records."""
-    with tempfile.TemporaryDirectory() as path:
-        folder, seen = Path(path), set[tuple[str, bool]]()
-        for sweep in (name, "bilingual") if name == "depth_width" else (name,):
-            while new := [
-                each for each in members(sweep, scale, folder / "runs") if (each[0], bool(each[3])) not in seen
-            ]:
-                seen |= {(each[0], bool(each[3])) for each in new}  # those that tune choose others
-                finish_all(folder / "runs", new)
-        lines = printed(folder, "report", name, *(("--scale", scale) if scale else ()))
-        pages = [page.read_text().splitlines() for page in folder.glob("runs/*/report.md")]
-        return {"result": {"members": sorted({name for name, _ in seen}), "report": pages[0] if pages else lines}}
-
-
-def members(name: str, scale: str, runs: Path) -> list[tuple[str, str, dict[str, Any], Any]]:
-    """Returns folder, label, settings and scoring of each member of a sweep."""
-    from experiments.sweeps.registry import SWEEPS as KNOWN
-    from launch.worker.devices import this_machine
-
-    found = KNOWN[name].members(scale, this_machine(), runs)
-    return [
-        (each.folder, each.label, each.experiment.model_dump(mode="json"), vars(each.scoring) if each.scoring else None)
-        for each in found
-    ]

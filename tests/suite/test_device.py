@@ -69,8 +69,14 @@ def test_constants_keep_their_shape_where_there_are_as_many_rows(compiler):
     assert len(compiler.hints) == 1
 
 
+def test_arguments_that_were_one_tensor_may_be_two_later(compiler):
+    function, rows, others = fused(lambda a, b: a - b), torch.randn(6, 4), torch.randn(6, 4)
+    assert not function(rows, rows).any()
+    assert torch.equal(function(rows, others), rows - others)
+
+
 def test_a_failing_compiler_is_named_with_the_function(compiler):
-    compiler.error = torch._dynamo.exc.TorchDynamoException("backend='inductor' raised:\nptxas is too old\n\nTraceback")
+    compiler.error = RuntimeError("backend='inductor' raised:\nptxas is too old\n\nTraceback")
     with pytest.raises(PlacementError, match=r"compiler failed on .* in doubled: .*ptxas is too old; mend gcc"):
         fused(doubled)(torch.ones(7, 5), torch.tensor(2.0), 3.0)
 

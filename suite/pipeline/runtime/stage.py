@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from suite.device import MULTIPLIES_BF16_INTO_FP32
+from suite.device import MULTIPLIES_BF16_INTO_FP32, unfused
 from suite.pipeline.model.batchnorm import RunningStats, by_micro_batch
 from suite.pipeline.model.changing_buffers import ChangingBuffers, Values, copies_of_buffers, replaced
 from suite.pipeline.model.layers import Tensors, as_tuple, loss_of, materialize
@@ -83,6 +83,7 @@ class Stage:
         self._cells = [nn.ModuleList(self.by_index[index] for index in cell) for cell in cells]
         self._buffers = [ChangingBuffers(cell) for cell in self._cells]
         self._shapes = [ShapeInference([layers[index] for index in cell], self._mixed) for cell in cells]
+        self._mode: bool | None = None
         self.current_layer: int | None = None
         """The layer whose forward runs now; error and stall reports name it."""
         self.micro_batch = 0
@@ -116,11 +117,13 @@ class Stage:
                 store.keep_casts(False)
 
     def train(self, mode: bool) -> None:
-        """Switches all layers to training or evaluation mode."""
-        for module in (*self.layers, self.loss):
-            if module is not None and module.training != mode:  # it takes long to pass through all modules
-                module.train(mode)
-        self.layers.training = mode
+        """Switches all modules to training or evaluation mode, which takes long, unless the last call did."""
+        if mode == self._mode:
+            return
+        self._mode = mode
+        self.layers.train(mode)
+        if self.loss is not None:
+            self.loss.train(mode)
 
     def parameters(self, virtual_stage: int) -> Iterator[nn.Parameter]:
         """Returns the parameters of one cell, in the order of its layers."""
@@ -133,7 +136,7 @@ class Stage:
         layer = self.by_index[index]
         layer.eval()
         try:
-            with replaced(buffers):
+            with replaced(buffers), unfused():  # a compiler would take seconds for kernels in fp32
                 copies = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone() for tensor in inputs)
                 return as_tuple(layer(*copies))[0]
         finally:

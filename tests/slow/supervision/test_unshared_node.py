@@ -78,8 +78,8 @@ def drive(tmp_path):
 @pytest.mark.parametrize("unseen", ["the prepared data", "the run's folder"])
 def test_it_is_named_with_the_folder_and_no_worker_starts(apart, drive, tmp_path, monkeypatch, unseen):
     """With checkpoints elsewhere too: the node would write its log into a folder of its own."""
-    if unseen == "the run's folder":
-        monkeypatch.setenv("GPIPE_CACHE", str(tmp_path / "cache"))
+    shared = "GPIPE_CACHE" if unseen == "the run's folder" else "GPIPE_STORAGE"
+    monkeypatch.setenv(shared, str(tmp_path / "shared"))
     driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
     driver.wait(600, code=2)
     printed = driver.printed.replace("\n", " ")
@@ -87,5 +87,5 @@ def test_it_is_named_with_the_folder_and_no_worker_starts(apart, drive, tmp_path
     assert f"does not see the folder {place}/" in printed
     assert "mount it there at the same path" in printed
     assert "Traceback" not in printed
-    assert not list((tmp_path / "work").glob("runs/*/*/logs/*"))
-    assert not list((tmp_path / "work").glob("runs/*/*/.gpipe-*"))
+    assert not list(tmp_path.glob("*/**/runs/*/*/logs/*"))
+    assert not list(tmp_path.glob("*/**/.gpipe-*"))

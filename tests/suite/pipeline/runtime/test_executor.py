@@ -147,6 +147,32 @@ def test_evaluation_does_not_depend_on_the_step_and_training_does():
     assert len({first, trained, later}) == 3
 
 
+class Frozen(nn.Linear):
+    """A module in it stays in evaluation mode, as its own ``train`` says."""
+
+    def __init__(self, width):
+        super().__init__(width, width)
+        self.inner, self.modes = nn.Dropout(), []
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.inner.eval()
+        return self
+
+    def forward(self, x):
+        self.modes.append((self.training, self.inner.training))
+        return super().forward(x.float())
+
+
+def test_the_first_step_and_the_one_after_an_evaluation_train_in_the_modes_of_the_layers_own_train():
+    with torch.device("meta"):
+        layers = [Frozen(5), Frozen(5)]
+    executor, batch = alone(layers, SquareLoss(), ScheduleConfig()), mini_batch(*toy_batch(4), 1)
+    for train in (True, False, True):
+        objective(executor, batch, 0, train)
+    assert [*dict.fromkeys(executor.stage.by_index[0].modes)] == [(True, False), (False, False)]
+
+
 def test_a_stage_says_once_in_a_training_step_that_it_begins_to_drain():
     executor, actions, counts = alone(toy_layers(), SumLoss(), ScheduleConfig()), [], []
     executor.on_first_backward = lambda: actions.append(str(executor.status.action))
