@@ -16,7 +16,7 @@ BUDGETS = {
     "launch/diagnostics": 734,
     "launch/diff": 956,
     "launch/inference": 1193,
-    "launch/jobs": 657,
+    "launch/jobs": 661,
     "launch/planning": 516,
     "launch/runs": 507,
     "launch/supervision": 722,

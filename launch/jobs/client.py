@@ -72,8 +72,11 @@ class JobClient(JobSubmissionClient):
         self.address = hide_secrets(url)
         """As people see it."""
         os.environ["RAY_API_SERVER_ADDRESS"] = url  # Ray's client prefers it to its argument
-        # Ray's heads and drivers use any token they find; its job client does not
-        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        # Ray's heads and drivers use any token they find; its job client and its command line do not
+        needs_mode = "RAY_AUTH_MODE" not in os.environ
+        uses_token = maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+        self.ray = "RAY_AUTH_MODE=token ray" if uses_token and needs_mode else "ray"
+        """Ray's command line as a person has to type it."""
         try:
             super().__init__(url)
         except AuthenticationError:  # RAY_AUTH_MODE=token, and there is no token

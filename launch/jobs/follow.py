@@ -49,8 +49,8 @@ class JobLog:
 
     def how_to(self) -> str:
         """Returns the commands for a running job."""
-        at = f"--address {self._client.address}"
-        lines = [f"follow it: ray job logs {at} --follow {self._job}", f"stop it: ray job stop {at} {self._job}"]
+        ray, at = f"{self._client.ray} job", f"--address {self._client.address}"
+        lines = [f"follow it: {ray} logs {at} --follow {self._job}", f"stop it: {ray} stop {at} {self._job}"]
         if self._folder:
             run = "/".join(Path(self._folder).parts[-2:])
             lines.append(f"resume its run then: {command('submit', RUN=run, **self._again)}")

@@ -194,7 +194,8 @@ def send(
         **{name: value for name in FORWARDED_VARIABLES if (value := os.environ.get(name))},
     }
     os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # all that is in the folder is meant to travel
-    with interrupts.interrupt_message(lambda: f"ray job list --address {client.address} shows whether {job} was sent"):
+    listed = f"{client.ray} job list --address {client.address}"
+    with interrupts.interrupt_message(lambda: f"{listed} shows whether {job} was sent"):
         client.submit_job(
             entrypoint=f"{PYTHON}-m launch.jobs.start {shlex.join(command.arguments)}",
             submission_id=job,

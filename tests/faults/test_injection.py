@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from launch.worker.attempt import Attempt
-from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.boundary import CutSpec, TensorSpec
 from suite.pipeline.runtime.skip import SkipLayout
@@ -32,18 +31,6 @@ def stage_of(count, loss=None):
     with torch.device("meta"):
         layers = [nn.Linear(2, 2) for _ in range(4 + count)]
     return Stage(layers, [range(4, 4 + count)], loss, CPU, "fp32", 7)
-
-
-def test_without_a_plan_for_this_worker_nothing_is_wrapped(tmp_path):
-    def wrapped(*faults, **others):
-        return "begin" in vars(of(tmp_path, *faults, **others))
-
-    assert not wrapped()
-    assert not wrapped({"fault": "sleep", "stage": 2})
-    assert not wrapped({"fault": "sleep", "step": 9}, attempt=2)  # of the first attempt, unless it says otherwise
-    assert wrapped({"fault": "sleep", "step": 9, "attempt": None}, attempt=2)
-    with pytest.raises(SettingError):
-        of(tmp_path, {"fault": "flood"})
 
 
 def test_a_fault_strikes_once_and_only_where_it_is_meant(tmp_path):

@@ -7,6 +7,7 @@ import threading
 import pytest
 import ray
 
+from launch.jobs import client
 from launch.jobs.client import JobClient, JobError, UnreachableError
 
 
@@ -55,6 +56,14 @@ def test_a_head_of_another_ray_version_is_refused_with_both_versions_and_the_pip
 def test_another_server_is_not_taken_for_a_cluster(dashboard, code, text):
     with pytest.raises(UnreachableError, match="is not a Ray dashboard"):
         JobClient(dashboard(code, text))
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_rays_command_line_is_told_to_use_the_token_that_it_would_not_look_for(dashboard, monkeypatch, has_token):
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    monkeypatch.setattr(client, "maybe_enable_token_auth_if_token_available", lambda **_: has_token)
+    answer = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x", "session_name": "s"}
+    assert JobClient(dashboard(200, json.dumps(answer))).ray == ("RAY_AUTH_MODE=token ray" if has_token else "ray")
 
 
 def test_no_cluster_at_an_address_is_one_sentence(dashboard):

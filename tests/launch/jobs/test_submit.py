@@ -69,7 +69,7 @@ def test_a_job_inherits_the_mode_of_wandb_but_no_key(monkeypatch):
     sent = []
 
     class Listener:
-        address = "http://127.0.0.1:8265"
+        address, ray = "http://127.0.0.1:8265", "ray"
 
         def submit_job(self, **job):
             sent.append(job)
