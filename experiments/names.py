@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Literal
 
 from experiments.base.hints import command, option
 from suite.errors import SettingError, nearest
 
 ENTRY_POINTS = "gpipe.experiments"
+
+Scale = Literal["auto", "paper", "laptop", "slice"]
+"""A scale as it is asked for."""
 
 SWEEP_NAMES = (
     *("depth_width", "capacity", "batch_size", "temperature", "bilingual", "low_resource", "romance"),

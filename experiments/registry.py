@@ -15,8 +15,8 @@ from experiments.base.cluster import Cluster
 from experiments.base.experiment import FORMAT, Experiment
 from experiments.custom.experiment import find_custom
 from experiments.language_model.runs import find_transformer
-from experiments.names import ENTRY_POINTS, check_experiment, is_source
-from experiments.scaling.scale_choice import RequestedScale, choose_scale
+from experiments.names import ENTRY_POINTS, Scale, check_experiment, is_source
+from experiments.scaling.scale_choice import choose_scale
 from suite.errors import RunFileError, SettingError
 from suite.paths import read_text
 
@@ -99,7 +99,7 @@ def read_experiment_file(path: Path) -> Experiment:
 
 def resolve(
     name: str,
-    scale: RequestedScale,
+    scale: Scale,
     cluster: Cluster,
     settings: str | Iterable[str] = (),
     pipeline_auto: bool = False,

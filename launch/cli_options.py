@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from experiments.names import experiment_names
+from experiments.names import Scale, experiment_names
 from launch.terminal import Terminal
 from suite.errors import SettingError, nearest
 
@@ -29,7 +29,6 @@ def choice(option: str, kind: Any, help: str) -> Any:
     )
 
 
-Scale = Literal["auto", "paper", "laptop", "slice"]
 LauncherName = Literal["ray", "local", "env"]
 SweepLauncherName = Literal["ray", "local"]
 PlanFormat = Literal["text", "json"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
+from experiments.names import Scale
 from experiments.planning.choose import limit_replicas_to_cluster, plans_of_shapes, try_plan
 from experiments.planning.pipeline_settings import given_names
 from experiments.planning.problem import estimated_costs
@@ -16,12 +16,10 @@ from experiments.planning.request import least_memory, plan_request
 from suite.errors import PlacementError, PlanError, SettingError
 from suite.pipeline.planning.devices import GIB
 
-RequestedScale = Literal["auto", "paper", "laptop", "slice"]
-
 
 def choose_scale(
     paper: Experiment,
-    requested: RequestedScale,
+    requested: Scale,
     cluster: Cluster,
     settings: Iterable[str] = (),
     pipeline_auto: bool = False,

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
+from experiments.names import Scale
 from experiments.planning.choose import try_plan
 from experiments.registry import resolve
-from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
 from launch.diff.plain_training import check_fits, train_plainly
 from launch.runs.store import SHORT_RUNS, RunFolder, new_run, remove_run
@@ -33,7 +33,7 @@ class ShortTraining:
     """A few steps of an experiment, whatever the pipeline."""
 
     name: str
-    scale: RequestedScale
+    scale: Scale
     steps: int
     settings: str
     """Of all runs; those of a pipeline come on top."""

@@ -22,10 +22,9 @@ from experiments.base import hints
 from experiments.base.cluster import Cluster
 from experiments.custom.loading import absolute
 from experiments.custom.own_imports import ROOT
-from experiments.names import SWEEP_NAMES, TRANSFORMER, check_experiment, experiment_names, is_source
+from experiments.names import SWEEP_NAMES, TRANSFORMER, Scale, check_experiment, experiment_names, is_source
 from experiments.planning.pipeline_settings import split_pipeline_auto
 from experiments.registry import find, resolve
-from experiments.scaling.scale_choice import RequestedScale
 from experiments.sweeps.registry import SWEEPS, find_scale
 from launch import interrupts
 from launch.jobs.client import JobClient, JobError
@@ -141,14 +140,14 @@ def job_command(request: JobRequest) -> JobCommand:
 def _check_settings(name: str, scale: str, settings: str) -> None:
     """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
     settings, pipeline_auto = split_pipeline_auto(settings)
-    if scale not in get_args(RequestedScale):
-        raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(RequestedScale))}")
+    if scale not in get_args(Scale):
+        raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(Scale))}")
     if scale in ("paper", "auto"):  # auto may choose any scale
         with suppress(SettingError) if scale == "auto" else nullcontext():
             find(name).with_settings(settings)
             return
     with suppress(PlacementError):
-        small: RequestedScale = "slice" if scale == "slice" else "laptop"
+        small: Scale = "slice" if scale == "slice" else "laptop"
         resolve(name, small, Cluster(64, 64 * GIB, "cpu"), settings, pipeline_auto)
 
 

@@ -14,13 +14,12 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.images.runs import find_amoebanet
-from experiments.names import AMOEBANET, TRANSFORMER, check_experiment
+from experiments.names import AMOEBANET, TRANSFORMER, Scale, check_experiment
 from experiments.planning.choose import limit_replicas_to_cluster
 from experiments.planning.pipeline_settings import merged, split_pipeline_auto
 from experiments.planning.report import PlanReport, lines_of, settings_of
 from experiments.planning.request import noted_plans
 from experiments.registry import find, resolve
-from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.backend import Backend
 from launch.backends.select import cluster_backend
 from launch.planning.layer_costs import MeasuredCosts
@@ -32,9 +31,7 @@ from launch.worker.precision import with_available_precision
 from suite.errors import SettingError
 
 
-def print_plan(
-    name: str, cluster: str, scale: RequestedScale, settings: str, form: str, best: bool, console: Console
-) -> None:
+def print_plan(name: str, cluster: str, scale: Scale, settings: str, form: str, best: bool, console: Console) -> None:
     """Prints the plan of an experiment or of ``amoebanet_<L>x<D>``; with ``best`` the fastest plans of all K, R, M and
     schedules. With ``form`` json, standard output has one JSON object, or a list of them, and nothing else.
 
@@ -58,7 +55,7 @@ def print_plan(
 
 
 def make_named(
-    name: str, cluster: str, scale: RequestedScale, settings: str, log: Callable[[str], None], best: bool = False
+    name: str, cluster: str, scale: Scale, settings: str, log: Callable[[str], None], best: bool = False
 ) -> tuple[Experiment, list[PlanReport]]:
     """Returns the run, and its plan for the declared cluster, otherwise for that of RAY_ADDRESS, otherwise for this
     machine; with ``best`` the fastest ones (``best_plans``).
@@ -86,7 +83,7 @@ class _Request(NamedTuple):
     """Folder of its prepared data; None if there is none."""
 
 
-def _check_name(name: str, scale: RequestedScale) -> None:
+def _check_name(name: str, scale: Scale) -> None:
     """Raises SettingError for an unknown name or scale, before connecting to a cluster."""
     if find_amoebanet(name, 1) is not None:
         if scale in ("laptop", "slice"):
@@ -97,7 +94,7 @@ def _check_name(name: str, scale: RequestedScale) -> None:
         check_experiment(name, (TRANSFORMER, AMOEBANET))
 
 
-def _request(name: str, cluster: Cluster, scale: RequestedScale, settings: str, best: bool) -> _Request:
+def _request(name: str, cluster: Cluster, scale: Scale, settings: str, best: bool) -> _Request:
     amoebanet = find_amoebanet(name, cluster.devices)
     paper = (amoebanet or find(name)).with_settings(settings)
     paper.check_data()

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table as Shown
 
 from experiments.base.setting_rows import REQUIRED, Setting, describe_settings, values
+from experiments.names import Scale
 from experiments.registry import TASKS, find, resolve
 from experiments.report.table import Table
-from experiments.scaling.scale_choice import RequestedScale
 from experiments.translation.score_settings import ScoreRecord
 from launch.backends.select import cluster_backend
 from suite.errors import SettingError
@@ -32,7 +32,7 @@ models have `custom` ([own-model.md](own-model.md)).
 """
 
 
-def print_settings(name: str, scale: RequestedScale, settings: str, form: str, console: Console) -> None:
+def print_settings(name: str, scale: Scale, settings: str, form: str, console: Console) -> None:
     """Prints all settings, or those of one experiment with their values.
 
     Raises SettingError for an unknown experiment or a bad setting.
@@ -68,7 +68,7 @@ def all_settings() -> list[_Section]:
     ]
 
 
-def _values(name: str, scale: RequestedScale, settings: str) -> _Section:
+def _values(name: str, scale: Scale, settings: str) -> _Section:
     """Returns an experiment's settings as it would run here, with the paper's numbers even where they do not fit."""
     paper = find(name)
     if scale == "paper" and paper.scale == "paper":

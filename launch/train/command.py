@@ -11,10 +11,10 @@ from rich.console import Console
 
 from experiments.base.experiment import Experiment
 from experiments.base.hints import command
+from experiments.names import Scale
 from experiments.planning.pipeline_settings import split_pipeline_auto
 from experiments.planning.request import check_request
 from experiments.registry import find, read_experiment_file, resolve
-from experiments.scaling.scale_choice import RequestedScale
 from launch.backends.select import select_backend
 from launch.runs.checkpoints import check_published, checkpoint_location, checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder, find_run, new_run
@@ -34,7 +34,7 @@ from suite.training.profiling import profiled_steps
 from suite.training.update_rule import learning_rate
 
 
-def start(name: str, scale: RequestedScale, settings: str, launcher: str, console: Console) -> RunFolder:
+def start(name: str, scale: Scale, settings: str, launcher: str, console: Console) -> RunFolder:
     """Starts a new run of an experiment and returns its folder. Raises a SuiteError for any error that the user can
     fix."""
     find(name)  # an unknown name fails before Ray starts
