@@ -37,8 +37,9 @@ def ports(processes):
 
 def still_held(listening, killed_at):
     """Returns the ports at which a process that is older than the kill listens: a younger one may take a free port."""
-    older = (process for process in psutil.process_iter() if process.create_time() < killed_at)
-    return listening & ports(older)
+    all_ports = psutil.net_connections("inet")
+    holders = {each.laddr.port: each.pid for each in all_ports if each.status == psutil.CONN_LISTEN and each.pid}
+    return {port for port in listening & holders.keys() if psutil.Process(holders[port]).create_time() < killed_at}
 
 
 @pytest.mark.parametrize("launcher", ["local", "ray"])

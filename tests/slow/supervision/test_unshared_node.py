@@ -78,8 +78,8 @@ def drive(tmp_path):
 @pytest.mark.parametrize("unseen", ["the prepared data", "the run's folder"])
 def test_it_is_named_with_the_folder_and_no_worker_starts(apart, drive, tmp_path, monkeypatch, unseen):
     """With checkpoints elsewhere too: the node would write its log into a folder of its own."""
-    shared = "GPIPE_CACHE" if unseen == "the run's folder" else "GPIPE_STORAGE"
-    monkeypatch.setenv(shared, str(tmp_path / "shared"))
+    monkeypatch.setenv("GPIPE_CACHE", str(tmp_path / ("work/.cache" if unseen == "the prepared data" else "shared")))
+    monkeypatch.setenv("GPIPE_STORAGE", str(tmp_path / ("shared" if unseen == "the prepared data" else "work")))
     driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
     driver.wait(600, code=2)
     printed = driver.printed.replace("\n", " ")
