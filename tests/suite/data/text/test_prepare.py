@@ -130,7 +130,7 @@ def test_a_damaged_package_is_named_and_not_used(tmp_path: Path):
 
 
 def test_an_unknown_corpus_gets_the_nearest_names(tmp_path: Path):
-    with pytest.raises(DataError, match=r"no corpus 'catalogs'; did you mean catalogues\?"):
+    with pytest.raises(DataError, match=r"no corpus 'catalogs': a folder .*; did you mean catalogues\?"):
         prepare(TextSettings(corpus="catalogs"), tmp_path, print)
 
 
