@@ -24,7 +24,7 @@ BUDGETS = {
     "launch/tracking": 564,
     "launch/train": 754,
     "launch/watching": 970,
-    "launch/worker": 1931,
+    "launch/worker": 1932,
     "experiments": 173,
     "experiments/base": 1148,
     "experiments/custom": 1952,

@@ -34,5 +34,6 @@ def _wait_for_parent() -> None:
     parent = mp.parent_process()
     if parent is not None:
         parent.join()
+        os.register_at_fork(before=threading.Event().wait)  # a thread of a pool would replace the process killed here
         interrupts.kill()
         os._exit(1)
