@@ -15,6 +15,7 @@ from tests.marks import slow_but_for
 
 SLOW_PATTERNS = (
     "in fp32",
+    "amoebanet",
     "skips over a stage, (interleaved|zero)",
     "toy, (fill_drain without|interleaved|zero_bubble$|csv|RMSProp|the second)",
     *OTHER_PEOPLES[1:],

@@ -77,8 +77,8 @@ def test_the_list_of_commands_is_fixed():
         (["plan", "t128_6b", "--cluster", "16x16"], ["--cluster '16x16'", "16GiB", "2x8xH100"]),
         (["plan", "t128_6b", "--cluster", "axH100"], ["--cluster 'axH100'", "[nodes x] devices x device"]),
         (
-            ["plan", "t24_1_3b_wide", "--cluster", "2x16GiB"],
-            ["layer 26 alone needs", "has 16.00 GiB", "the nearest plan that fits: "],
+            ["plan", "transformer_3", "--cluster", "2x3.5GiB"],
+            ["stage 0 (layers 0-4) needs", "has 3.50 GiB", "the nearest plan that fits: "],
         ),
         (
             ["plan", "transformer_3", "--cluster", "2xV100", "--set", "pipeline.stages=3"],

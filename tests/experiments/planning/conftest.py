@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from experiments.planning import problem
-from suite.pipeline.planning import devices
+from suite.pipeline.planning import devices, search
+
+
+@pytest.fixture(autouse=True)
+def _short_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search finds its schedule after a hundredth of the actions."""
+    monkeypatch.setattr(search, "CLIMBED_ACTIONS", 3_000)
 
 
 @pytest.fixture

@@ -84,6 +84,7 @@ def test_on_cpus_one_worker_with_all_cores_is_planned_too(given: str, is_planned
     ],
 )
 def test_what_is_given_stays(given: str, expected: set[tuple[int, int]]) -> None:
+    given = f"{given} pipeline.micro_batches=8 pipeline.schedule=1f1b"
     plans = best_plans(translation(f"{FREE} {given}"), ROOMY, estimated_costs, given)
     assert set(map(shape, plans)) == expected
     if "layers" in given:

@@ -213,15 +213,15 @@ def needed(fault: PlanError, unit: str) -> tuple[str, float]:
 
 
 def test_where_no_setting_helps_the_memory_that_would_is_told() -> None:
-    work = language(stages=4)
-    settings, size = needed(refused(work, Cluster(8, MIB, "gpu")), "GiB")
-    assert "pipeline.stages=8" in settings
-    enough = Cluster(8, int(size * GIB), "gpu")
+    work = language(stages=2, blocks=3)
+    settings, size = needed(refused(work, Cluster(4, MIB, "gpu")), "GiB")
+    assert "pipeline.stages=4" in settings
+    enough = Cluster(4, int(size * GIB), "gpu")
     assert plan_request(work.with_settings(settings), enough, estimated_costs)
 
 
 def test_where_workers_share_the_memory_of_one_machine_all_of_it_is_told() -> None:
-    work = language(stages=4)
+    work = language(stages=2, blocks=2)
     settings, size = needed(refused(work, Cluster(2, MIB, "cpu")), "GiB in total")
     asked = work.with_settings(settings)
     assert plan_request(asked, Cluster(2, int(size / 2 * GIB), "cpu"), estimated_costs)
