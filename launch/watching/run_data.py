@@ -67,7 +67,7 @@ class RunData:
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        return [attempt.fields for attempt in self.state.attempts]
+        return self.state.attempts
 
     def steps_as_planned(self, step_s: float | None = None) -> list[dict[str, Any]]:
         """Returns the steps of attempts with the plan whose step takes ``step_s``, by default that in its folder."""

@@ -14,8 +14,6 @@ from suite.training.metrics import GRAD_NORM, HFU, LOSS, LR, MFU, STEP, train_me
 
 Points = list[tuple[float, float]]
 
-UTILIZATION = {"MFU": MFU, "HFU": HFU}
-
 
 def loss_pictures(run: RunData) -> list[Picture]:
     """Returns the loss and each metric of training and of validation, with the best step marked on what decides it."""
@@ -61,16 +59,15 @@ def optimizer_pictures(run: RunData) -> list[Picture]:
 def speed_and_memory_pictures(run: RunData) -> list[Picture]:
     """Returns units per second, the utilization of the devices where it is known, and the memory of each worker."""
     unit, memory = run.experiment.unit, {}
-    shares = {name: [(step, 100 * value) for step, value in run.points(metric)] for name, metric in UTILIZATION.items()}
+    metrics = {"MFU": MFU, "HFU": HFU}
+    shares = {name: [(step, 100 * value) for step, value in run.points(metric)] for name, metric in metrics.items()}
     if shares["HFU"] == shares["MFU"]:  # equal without recomputation
         del shares["HFU"]
     for path in sorted(run.run.system.glob("*.jsonl")):
         lines = read_lines(path)
         memory[worker_name(path.stem, run)] = [(line[STEP], memory_of(line) / GIB) for line in lines if memory_of(line)]
-    speed, sampled = (
-        f"{unit.capitalize()} per second of each step.",
-        "Memory of each worker, sampled every ten seconds.",
-    )
+    speed = f"{unit.capitalize()} per second of each step."
+    sampled = "Memory of each worker, sampled every ten seconds."
     of_peak = "Model FLOPs utilization (MFU); HFU also counts recomputed operations."
     return [
         *_drawn("throughput", ("step", f"{unit}/s"), {"": run.points(units_per_s(unit))}, speed, run),

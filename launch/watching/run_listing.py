@@ -82,7 +82,7 @@ def described(run: RunData) -> Iterator[str]:
     steps, loss, validation, speed = _figures(run)
     yield f"  step {steps}, loss {loss}, validation {validation}, {speed}"
     if state.attempts:
-        began, changed = state.attempts[0].fields["began"], last_changed(run.run)
+        began, changed = state.attempts[0]["began"], last_changed(run.run)
         restarts = f", {len(state.attempts)} attempts" if len(state.attempts) > 1 else ""
         yield f"  started {_clock(began)}, last changed {_clock(changed)} ({_ago(changed)}){restarts}"
     if checkpoints := steps_in_folder(run.run):

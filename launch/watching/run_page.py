@@ -15,6 +15,7 @@ from launch.runs.store import RunFolder
 from launch.watching import run_figures
 from launch.watching.run_data import RunData, read_run
 from launch.watching.run_figures import memory_of, worker_name
+from launch.watching.run_state import short_cause
 from launch.watching.translation_samples import score_section
 from launch.worker.heartbeat import read_heartbeats
 from suite.paths import hide_secrets
@@ -91,7 +92,7 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
 
 def slow_workers(run: RunData) -> list[str]:
     """Returns which workers were slow at the last look (``suite.training.pace``), and how slow."""
-    attempt = run.state.last.number if run.state.last is not None else 0
+    attempt = run.attempts[-1]["attempt"] if run.attempts else 0
     hosts = {(each.replica, each.stage): each.host for each in read_heartbeats(run.run.heartbeats, attempt)}
     found: dict[tuple[int, int], float] = {}
     for line in run.history.steps[-LOOK_EVERY_STEPS:]:
@@ -188,16 +189,15 @@ def _loss_section(run: RunData) -> Section:
 
 def _attempt_section(run: RunData) -> Section:
     rows: list[list[Value]] = []
-    for attempt in run.state.attempts:
-        fields, ended = attempt.fields, attempt.fields.get("ended")
-        began = time.strftime("%m-%d %H:%M:%S", time.localtime(fields["began"]))
-        running = run.state.name == "training" and attempt is run.state.last
-        outcome = attempt.outcome or ("running" if running else "killed with its supervisor")
+    for attempt in run.attempts:
+        began, ended = attempt["began"], attempt.get("ended")
+        running = run.state.name == "training" and attempt is run.attempts[-1]
         rows.append([
-            attempt.number, outcome, attempt.short_cause, began,
-            in_hours(ended - fields["began"]) if ended else "-", f"{fields['K']} x {fields['R']}",
-            fields.get("start"), fields.get("reached"),
-            in_seconds(fields["recovered_s"]) if "recovered_s" in fields else "-",
+            attempt["attempt"], attempt.get("outcome") or ("running" if running else "killed with its supervisor"),
+            short_cause(attempt), time.strftime("%m-%d %H:%M:%S", time.localtime(began)),
+            in_hours(ended - began) if ended else "-", f"{attempt['K']} x {attempt['R']}",
+            attempt.get("start"), attempt.get("reached"),
+            in_seconds(attempt["recovered_s"]) if "recovered_s" in attempt else "-",
         ])  # fmt: skip
     headings = ("attempt", "outcome", "cause", "began", "took", "K x R", "from step", "to step", "training again after")
     tables = [Table("attempts", "", headings, rows, [])] if rows else []

@@ -33,58 +33,41 @@ _OVER = ("done", "interrupted")
 
 
 @dataclass(frozen=True)
-class PastAttempt:
-    """One attempt of a run: its lines of ``attempts.jsonl`` as one record."""
-
-    number: int
-    fields: dict[str, Any]
-
-    @property
-    def outcome(self) -> str:
-        """done, failed or interrupted; empty while it runs, and if its supervisor was killed."""
-        return str(self.fields.get("outcome", ""))
-
-    @property
-    def short_cause(self) -> str:
-        """Where and why it failed, in a few words; empty if it did not."""
-        fields = self.fields
-        if self.outcome != "failed":
-            return ""
-        if fields.get("kind") == "user" or "stage" not in fields:
-            return str(fields.get("message", "")).partition("\n")[0]
-        replica = f"replica {fields['replica']}, " if fields.get("R", 1) > 1 else ""
-        step = f" at step {fields['step']}" if "step" in fields else ""
-        died = fields.get("error_type", "").removeprefix("its process was ")
-        what = "stalled" if fields.get("kind") == "stall" else died
-        return f"{replica}stage {fields['stage']} {what}{step}".replace("  ", " ")
-
-
-@dataclass(frozen=True)
 class RunState:
     name: StateName
-    attempts: tuple[PastAttempt, ...]
-    """All of them, across resumes, without those whose start was not recorded."""
-
-    @property
-    def last(self) -> PastAttempt | None:
-        """The last attempt; None before the first."""
-        return self.attempts[-1] if self.attempts else None
+    attempts: list[dict[str, Any]]
+    """The record of each attempt, from its lines of ``attempts.jsonl``: of all resumes, without those whose start was
+    not recorded. Its ``outcome`` is done, failed or interrupted; it has none while it runs, and if its supervisor was
+    killed."""
 
     @property
     def cause(self) -> str:
         """Why it failed, in a few words; empty if it did not."""
-        return self.last.short_cause if self.last is not None and self.name == "failed" else ""
+        return short_cause(self.attempts[-1]) if self.attempts and self.name == "failed" else ""
+
+
+def short_cause(attempt: dict[str, Any]) -> str:
+    """Returns where and why an attempt failed, in a few words; empty if it did not."""
+    if attempt.get("outcome") != "failed":
+        return ""
+    if attempt.get("kind") == "user" or "stage" not in attempt:
+        return str(attempt.get("message", "")).partition("\n")[0]
+    replica = f"replica {attempt['replica']}, " if attempt.get("R", 1) > 1 else ""
+    step = f" at step {attempt['step']}" if "step" in attempt else ""
+    died = attempt.get("error_type", "").removeprefix("its process was ")
+    what = "stalled" if attempt.get("kind") == "stall" else died
+    return f"{replica}stage {attempt['stage']} {what}{step}".replace("  ", " ")
 
 
 def read_state(run: RunFolder, holds_lock: bool = False) -> RunState:
     """Returns the state of a run. Reads only small files. ``holds_lock`` is whether the caller holds the run's lock."""
     lines = read_attempt_lines(run.attempts)
-    attempts = tuple(PastAttempt(number, fields) for number, fields in lines.items() if "began" in fields)
+    attempts = [attempt for attempt in lines.values() if "began" in attempt]
     outcome = str([*lines.values()][-1].get("outcome", "")) if lines else ""
     starting = outcome in _OVER and draft_of(run.experiment).exists()  # of a run that is being resumed
     if not holds_lock and is_locked(run.path) and (outcome not in _OVER or starting):
         return RunState("training", attempts)
-    if attempts and not outcome and _is_fresh(run.heartbeats, attempts[-1].number):
+    if attempts and not outcome and _is_fresh(run.heartbeats, attempts[-1]["attempt"]):
         return RunState("training", attempts)
     ended: dict[str, StateName] = {"done": "finished", "failed": "failed"}
     return RunState(ended.get(outcome, "interrupted"), attempts)

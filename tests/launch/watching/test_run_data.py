@@ -89,10 +89,6 @@ def test_a_page_has_the_step_of_each_schedule_that_fits_by_its_memory(tmp_path):
     lines = {line.get_label(): line.get_xydata().tolist() for line in picture.figure.axes[0].get_lines()}
     assert lines == {"1f1b": [[2, 2.0]], "zero_bubble": [[3, 1.5]], "fill_drain": [[4, 2.0]]}
     assert ">zero_bubble</text>" in run_page(read_run(run)).html()
-
-
-def test_a_page_of_a_plan_with_one_schedule_compares_none(tmp_path):
-    run = folder(tmp_path, [step(1)])
     run.plan_json.write_text(json.dumps(plan_with(("1f1b", {"step_s": 2.0, "peak_bytes": 2 * GIB}))))
     assert "Schedules of the plan" not in run_page(read_run(run)).html()
 
