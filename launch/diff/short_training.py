@@ -20,8 +20,7 @@ from launch.diff.plain_training import check_fits, train_plainly
 from launch.runs.store import SHORT_RUNS, RunFolder, new_run, remove_run
 from launch.train.command import prepare, run_experiment
 from launch.train.session import Session
-from launch.worker.devices import this_machine
-from launch.worker.precision import with_available_precision
+from launch.worker.devices import this_machine, with_available_precision
 from suite.errors import PlanError, SettingError
 
 WORKERS = 4

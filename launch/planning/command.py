@@ -26,8 +26,7 @@ from launch.planning.layer_costs import MeasuredCosts
 from launch.runs.store import CACHE
 from launch.terminal import Terminal
 from launch.tracking.progress import log_when_long
-from launch.worker.devices import this_machine
-from launch.worker.precision import with_available_precision
+from launch.worker.devices import this_machine, with_available_precision
 from suite.errors import SettingError
 
 

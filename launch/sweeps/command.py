@@ -30,8 +30,7 @@ from launch.sweeps.devices import Devices
 from launch.sweeps.runner import Runner
 from launch.sweeps.tasks import Task, in_order, tasks_of
 from launch.watching.run_state import damage
-from launch.worker.devices import this_machine
-from launch.worker.precision import with_available_precision
+from launch.worker.devices import this_machine, with_available_precision
 from suite.errors import DataError, PlacementError, SettingError
 from suite.log import Log
 

@@ -22,7 +22,7 @@ from launch.tracking.progress import log_when_long
 from launch.train.finished import finished_record, how_to_go_on
 from launch.train.session import Session
 from launch.watching.run_state import unexpected_content
-from launch.worker.precision import with_available_precision
+from launch.worker.devices import with_available_precision
 from launch.worker.run_plan import RunPlan
 from suite.errors import CheckpointError, DataError, SettingError
 from suite.paths import read_json
