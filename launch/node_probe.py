@@ -56,19 +56,19 @@ def write_marker(folder: str, name: str) -> str:
     return ""
 
 
-def has_marker(folder: str, name: str, text: str) -> bool:
-    """Returns whether a marker can be read and has this text."""
+def _has_marker(folder: str, name: str) -> bool:
+    """Returns whether a marker can be read and has its own name as text."""
     try:
-        return (Path(folder) / name).read_bytes() == text.encode()
+        return (Path(folder) / name).read_bytes() == name.encode()
     except OSError:
         return False
 
 
-def unseen_markers(folder: str, names: list[str], timeout_s: float, text: str = "") -> list[str]:
-    """Returns the markers that cannot be read in time, or do not have this text, or else their own name."""
+def unseen_markers(folder: str, names: list[str], timeout_s: float) -> list[str]:
+    """Returns the markers that cannot be read in time."""
     until = time.monotonic() + timeout_s
     while True:
-        unseen = [name for name in names if not has_marker(folder, name, text or name)]
+        unseen = [name for name in names if not _has_marker(folder, name)]
         if not unseen or time.monotonic() >= until:
             return unseen
         time.sleep(0.2)

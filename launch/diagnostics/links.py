@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,24 +106,16 @@ class LinkActor:
 
 
 def rounds_of(world: int) -> list[list[Pair]]:
-    """Returns the pairs of ranks to measure: all, or of many workers a ring. A rank has one pair a round at most.
-
-    In round n the ranks meet whose sum is n, modulo their number if that is odd; one rank would meet itself, and rests.
-    If their number is even, the last rank stands aside and meets that one.
-    """
-    if world > ALL_PAIRS:
-        ring = [(rank, (rank + 1) % world) for rank in range(world)]
+    """Returns the pairs of ranks to measure: all, or of many workers a ring. A rank has one pair a round at most; where
+    all meet, a and b do so in round a xor b."""
+    if world <= ALL_PAIRS:
+        pairs = [*combinations(range(world), 2)]
+        parts = [[(a, b) for a, b in pairs if a ^ b == number] for number in range(1, ALL_PAIRS)]
+    else:
+        ring = [*pairwise(range(world)), (0, world - 1)]
         even = world - world % 2
-        parts = ring[:even:2], ring[1:even:2], ring[even:]
-        return [[(min(pair), max(pair)) for pair in part] for part in parts if part]
-    odd = world - 1 + world % 2
-    rounds = []
-    for number in range(odd):
-        meets = {rank: (number - rank) % odd for rank in range(odd)}
-        alone = next(rank for rank, other in meets.items() if rank == other)
-        pairs = [(rank, other) for rank, other in meets.items() if rank < other]
-        rounds.append(pairs + ([] if world % 2 else [(alone, world - 1)]))
-    return rounds
+        parts = [ring[:even:2], ring[1:even:2], ring[even:]]
+    return [part for part in parts if part]
 
 
 def network_of(log: str) -> str:
