@@ -17,12 +17,12 @@ OWN = "own"
 """Folder for a user's file that git does not track."""
 
 
-def copy_checkout(root: Path, to: Path, log: Log, own: Path | None = None, limit: int = MAX_BYTES) -> str:
+def copy_checkout(root: Path, to: Path, log: Log, own: Path | None = None) -> str:
     """Copies the tracked files of a checkout into the folder ``to``, and into its ``OWN`` the user's file with those of
     its folder that it imports, but no links; logs how large they are. Returns the commit, empty if there is none yet.
 
     Raises JobError outside of a git checkout, for a tracked link to a file that git does not track, such as a key in
-    the home folder, and for more than ``limit`` bytes, with the largest files.
+    the home folder, and for more than MAX_BYTES, with the largest files.
     """
     paths = {path: root / path for path in _git_paths(root, "ls-files", "-z") if (root / path).is_file()}
     known, tracked = {file.resolve() for file in paths.values() if not file.is_symlink()}, len(paths)
@@ -37,10 +37,10 @@ def copy_checkout(root: Path, to: Path, log: Log, own: Path | None = None, limit
             f"{OWN}/{file.relative_to(own.parent)}": file for file in imported_files(own) if not file.is_symlink()
         }
     sizes = {path: file.stat().st_size for path, file in paths.items()}
-    if (total := sum(sizes.values())) > limit:
+    if (total := sum(sizes.values())) > MAX_BYTES:
         largest = sorted(sizes, key=lambda path: -sizes[path])[:3]
         raise JobError(
-            f"the files that git tracks have {_mib(total)}, and a job takes at most {_mib(limit)}; the largest are "
+            f"the files that git tracks have {_mib(total)}, and a job takes at most {_mib(MAX_BYTES)}; the largest are "
             f"{', '.join(f'{path} ({_mib(sizes[path])})' for path in largest)}; keep such files on the cluster's "
             "storage instead of in git"
         )

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from launch.node_probe import installed_versions, pinned_versions, same_version
@@ -61,8 +62,8 @@ def _find_storage() -> str:
     os.environ["GPIPE_STORAGE"] = storage = storage or str(Path.home() / "gpipe-storage")
     try:
         Path(storage).mkdir(parents=True, exist_ok=True)
-        (Path(storage) / f".gpipe-{os.getpid()}").touch()
-        (Path(storage) / f".gpipe-{os.getpid()}").unlink()
+        with TemporaryFile(dir=storage):
+            pass
     except OSError as error:
         return f"the head cannot write to storage {storage}: {error.strerror}"
     return ""

@@ -73,7 +73,7 @@ class JobCommand:
     own: Path | None = None
     """The user's file, if git does not track it."""
     source: str = ""
-    """The name that was submitted."""
+    """``file.py:function`` of that file as this machine finds it: it has to be packed again to resume."""
 
 
 def submit(request: JobRequest, address: str, console: Console) -> int:
@@ -103,7 +103,7 @@ def _run(command: JobCommand, address: str, storage: str, console: Console, job:
             raise JobError(f"the cluster at {client.address} already has a job {job}; choose another name with {other}")
         metadata = {"gpipe": " ".join(command.arguments[:2]), "set": settings, "commit": commit}
         send(client, job, command, Path(folder), storage, metadata)
-    again = {"NAME": _source(command), "STORAGE": storage, "ADDRESS": client.address}
+    again = {"NAME": command.source, "STORAGE": storage, "ADDRESS": client.address}
     log = JobLog(client, job, {name: value for name, value in again.items() if value}, console)
     console.print(f"submitted: job {job} on {client.address}; Ctrl-C leaves it running\n{log.how_to()}", soft_wrap=True)
     return log.follow()
@@ -118,8 +118,8 @@ def job_command(request: JobRequest) -> JobCommand:
             raise SettingError(
                 f"{hints.option('RUN', repr(run))} is not a run on a cluster's storage: give name/id or the id"
             )
-        own = _packed_source(name)[1] if is_source(name) else None
-        return JobCommand(run.rpartition("/")[2], ("resume", run, *options), own, name)
+        _, own, source = _packed(name)
+        return JobCommand(run.rpartition("/")[2], ("resume", run, *options), own, source)
     if name in SWEEPS:
         if settings:
             raise SettingError(f"sweep {name} takes no settings, because its members have their own; leave SET out")
@@ -133,8 +133,8 @@ def job_command(request: JobRequest) -> JobCommand:
         )
     check_experiment(name, (TRANSFORMER, *SWEEP_NAMES))
     _check_settings(name, scale, settings)
-    packed, own = _packed_source(name) if is_source(name) else (name, None)
-    return JobCommand(name.rpartition(":")[2], ("experiment", packed, "--scale", scale, *options), own, name)
+    packed, own, source = _packed(name)
+    return JobCommand(name.rpartition(":")[2], ("experiment", packed, "--scale", scale, *options), own, source)
 
 
 def _check_settings(name: str, scale: str, settings: str) -> None:
@@ -151,18 +151,17 @@ def _check_settings(name: str, scale: str, settings: str) -> None:
         resolve(name, small, Cluster(64, 64 * GIB, "cpu"), settings, pipeline_auto)
 
 
-def _packed_source(name: str) -> tuple[str, Path | None]:
-    """Returns ``path.py:function`` with the path in the package, and the file if git does not track it."""
+def _packed(name: str) -> tuple[str, Path | None, str]:
+    """Returns an experiment's name in the package; if it is in a file that git does not track, also the file, and
+    ``file.py:function`` as this machine finds it."""
+    if not is_source(name):
+        return name, None, ""
     source = absolute(name)
     place, _, function = source.rpartition(":")
     if Path(place).suffix != ".py" or is_tracked(ROOT, place):
-        return source, None
-    return f"{OWN}/{Path(place).name}:{function}", ROOT / place
-
-
-def _source(command: JobCommand) -> str:
-    """Returns ``file.py:function`` as this machine finds it, if it has to be packed again to resume."""
-    return f"{command.own}:{command.source.rpartition(':')[2]}" if command.own else ""
+        return source, None, ""
+    own = ROOT / place
+    return f"{OWN}/{own.name}:{function}", own, f"{own}:{function}"
 
 
 def _check_names(job: str, storage: str) -> None:
@@ -182,14 +181,13 @@ def send(
     client: JobClient, job: str, command: JobCommand, package: Path, storage: str, metadata: dict[str, str]
 ) -> None:
     """Uploads the folder ``package`` and submits a job that runs in it."""
-    source = _source(command)
     variables = {
         interrupts.JOB: job,
         ADDRESS: client.address,
         "COLUMNS": "120",
         "RAY_JOB_STOP_WAIT_TIME_S": str(interrupts.JOB_STOP_S),
         **({"GPIPE_STORAGE": storage} if storage else {}),
-        **({SOURCE: source} if source else {}),
+        **({SOURCE: command.source} if command.source else {}),
         **{name: value for name in FORWARDED_VARIABLES if (value := os.environ.get(name))},
     }
     os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # all that is in the folder is meant to travel
