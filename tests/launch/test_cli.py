@@ -54,58 +54,38 @@ def test_the_list_of_commands_is_fixed():
     [
         (["experiment", "t128_6"], ["t128_6", "did you mean t128_6b"]),
         (["experiment", "t128_6b", "--scale", "laptp"], ["unknown scale 'laptp'; did you mean laptop?"]),
-        (["resume", "nothing", "--launcher", "rai"], ["unknown launcher 'rai'; did you mean ray?"]),
         (["plan", "t128_6b", "--format", "xml"], ["unknown format 'xml'; known names: json, text"]),
-        (["experiment", "t24_1_3b_wide", "--scale", "paper"], ["needs 16 GPUs", "GiB each", "there are", "CPU core"]),
         (["experiment", "t128_6b", "--set", "train.step=5"], ["train.step", "train.steps"]),
-        (
-            ["experiment", "t128_6b", "--set", "train.steps=many"],
-            ["train.steps takes an integer; it was given 'many'\n"],
-        ),
         (
             ["experiment", "t128_6b", "--set", "train.steps=50,pipeline.stages=2"],
             ["'train.steps=50,pipeline.stages=2' has settings with a comma between them; separate them by blanks"],
         ),
+        (["experiment"], ["which experiment? Name one with NAME; gpipe list lists them"]),
+        (["plan"], ["which experiment? Name one with NAME; gpipe list lists them"]),
         (["check", ""], ["which experiment? Name one with NAME; gpipe list lists them"]),
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
-        (["experiment", "t128_6b", "--set", "train.steps=1", "--set", "train.steps=2"], ["set twice, to 1 and to 2"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
         (["experiment", "t12_400m", "--scale", "laptop", "--set", "text.corpus=jango"], ["jango", "django"]),
         (["experiment", "t128_6b", "--set", "optimizer.learning_rate=inf"], ["optimizer.learning_rate", "inf"]),
-        (["plan", "t128_6"], ["t128_6", "did you mean t128_6b"]),
-        (["plan", "transformer_0"], ["transformer_0"]),
         (["plan", "t128_6b", "--cluster", "16x16"], ["--cluster '16x16'", "16GiB", "2x8xH100"]),
-        (["plan", "t128_6b", "--cluster", "axH100"], ["--cluster 'axH100'", "[nodes x] devices x device"]),
-        (
-            ["plan", "transformer_3", "--cluster", "2x3.5GiB"],
-            ["stage 0 (layers 0-4) needs", "has 3.50 GiB", "the nearest plan that fits: "],
-        ),
         (
             ["plan", "transformer_3", "--cluster", "2xV100", "--set", "pipeline.stages=3"],
             ["need 3 devices, there are 2 V100"],
         ),
         (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,60"], ["hold 130 layers", "1 left out"]),
-        (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,62"], ["hold 132 layers", "1 too many"]),
         (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),
-        (["plan", "transformer_3", "--set", "pipeline.stagez=2"], ["pipeline.stagez", "pipeline.stages"]),
-        (["sweep", "transfr"], ["transfr", "did you mean transfer"]),
         (["sweep", "depth_wide"], ["there is no sweep 'depth_wide'", "did you mean depth_width"]),
         (["sweep", "depth_width", "--scale", "laptp"], ["no scale 'laptp'", "did you mean laptop"]),
         (["sweep", "depth_width", "--scale", "paper"], ["at scale paper", "needs 8 GPUs", "CPU core"]),
         (["sweep", "transfer", "--scale", "laptop"], ["no scale 'laptop'", "omit SCALE"]),
-        (["report", "capasity"], ["there is no sweep 'capasity'", "did you mean capacity"]),
         (["report", "capacity"], ["no run of the sweep capacity is finished yet"]),
         (["report"], ["no run of any sweep"]),
-        (["table", "6"], ["unknown table '6'", "breakdown"]),
+        (["table", "?"], [f"unknown table '?'; known names: {', '.join(sorted(TABLES))}"]),
         (["table", "breakdown"], ["has a trace yet"]),
-        (["table", "breakdown", "--run", "nothing"], ["no run 'nothing'"]),
-        (["submit", "t128_6", "--address", "http://127.0.0.1:1"], ["t128_6", "did you mean t128_6b"]),
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME", "depth_width"]),
         (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["is not a folder that nodes share"]),
         (["experiment", "t128_6b", "--set", "train.checkpoint_dir=s3://b/x?region=a"], ["only a bucket and a path"]),
-        (["settings", "t128_6"], ["t128_6", "did you mean t128_6b"]),
-        (["settings", "t128_6b", "--scale", "paper", "--set", "train.step=5"], ["train.step", "train.steps"]),
         (["settings", "--set", "train.steps=5"], ["which experiment has train.steps=5?"]),
         (["resume", ""], ["no run given", "RUN"]),
         (["resume", "**x"], ["no run '**x'"]),
@@ -150,14 +130,6 @@ def test_a_plan_as_json_is_one_object_and_nothing_else(capfd):
     assert plan["hours"] == pytest.approx(plan["steps"] * plan["step_s"] / 3600)
 
 
-def test_the_list_has_the_five_runs_with_the_papers_sizes(monkeypatch):
-    monkeypatch.setattr(cli.console, "width", 200)
-    printed = gpipe_here(".", "list")
-    for name, parameters in [("t12_400m", "408,209,920"), ("t128_6b", "6,040,979,968")]:
-        assert any(name in line and parameters in line for line in printed.splitlines())
-    assert all(name in printed for name in experiments())
-
-
 SMALLEST = {name: experiments()[name] for name in ("t12_400m", "romance_strings", "amoebanet_fashion")}
 
 
@@ -177,17 +149,13 @@ def test_without_a_name_the_choices_are_listed(command, names, monkeypatch):
         assert name in printed
 
 
-def test_the_listed_tables_are_those_that_can_be_made():
-    errors = refusal("table", "?")
-    assert errors.strip().endswith(f"known names: {', '.join(sorted(TABLES))}")
-
-
-def test_the_list_fits_a_terminal_of_80_columns_without_breaking_a_word(monkeypatch):
+def test_the_list_has_the_papers_sizes_and_fits_80_columns_without_breaking_a_word(monkeypatch):
     monkeypatch.setattr(cli.console, "width", 80)
     printed = gpipe_here(".", "list").splitlines()
-    rows = [line for line in printed if line.startswith(" t128_6b")]
-    assert len(rows) == 1
-    assert rows[0].split() == ["t128_6b", "131", "6,040,979,968", "16", "8", "256", "4,000,000", "tokens"]
+    rows = {line.split()[0]: line.split()[1:] for line in printed if line[:1] == " " and line.split()}
+    assert rows["t128_6b"] == ["131", "6,040,979,968", "16", "8", "256", "4,000,000", "tokens"]
+    assert rows["t12_400m"][1] == "408,209,920"
+    assert rows.keys() >= experiments().keys()
     assert all(len(line) <= 80 for line in printed)
     assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(printed).split())
 
@@ -264,11 +232,6 @@ def test_a_wrong_name_is_told_without_torch(command):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n"), done.stderr[:7]) == (2, 1, "error: "), done.stderr
-
-
-def test_without_a_name_the_list_is_named():
-    for command in ("experiment", "plan"):
-        assert "which experiment? Name one with NAME; gpipe list lists them" in refusal(command)
 
 
 def test_the_help_of_make_fits_a_screen():
