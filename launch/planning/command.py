@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +13,10 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.base.experiment import Experiment
 from experiments.base.hints import option
 from experiments.images.runs import find_amoebanet
-from experiments.names import AMOEBANET, TRANSFORMER, Scale, check_experiment
+from experiments.names import Scale
 from experiments.planning.choose import limit_replicas_to_cluster
 from experiments.planning.pipeline_settings import merged, split_pipeline_auto
-from experiments.planning.report import PlanReport, lines_of, settings_of
+from experiments.planning.report import lines_of, settings_of
 from experiments.planning.request import noted_plans
 from experiments.registry import find, resolve
 from launch.backends.backend import Backend
@@ -31,15 +30,26 @@ from suite.errors import SettingError
 
 
 def print_plan(name: str, cluster: str, scale: Scale, settings: str, form: str, best: bool, console: Console) -> None:
-    """Prints the plan of an experiment or of ``amoebanet_<L>x<D>``; with ``best`` the fastest plans of all K, R, M and
-    schedules. With ``form`` json, standard output has one JSON object, or a list of them, and nothing else.
+    """Prints the plan of an experiment or of ``amoebanet_<L>x<D>`` for the declared cluster, otherwise for that of
+    RAY_ADDRESS, otherwise for this machine; with ``best`` the fastest plans of all K, R, M and schedules. With ``form``
+    json, standard output has one JSON object, or a list of them, and nothing else.
 
+    On a declared cluster an experiment has the paper's sizes unless a scale is given, and as many replicas as fit.
     Raises SettingError for invalid arguments, PlanError when the run does not fit.
     """
     settings, chooses = split_pipeline_auto(settings)
     best = best or chooses
-    log_console = Terminal(stderr=True) if form == "json" else console
-    work, plans = make_named(name, cluster, scale, settings, lambda text: log_console.print(text), best)
+    if find_amoebanet(name, 1) is not None and scale in ("laptop", "slice"):
+        raise SettingError(
+            f"{name} has no scale {scale}; its sizes are those of the paper, or set with {option('SET')}"
+        )
+    log = (Terminal(stderr=True) if form == "json" else console).print
+    with closing(Backend() if cluster else cluster_backend()) as backend:
+        devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
+        with log_when_long(f"planning {name}", log) as set_part:
+            work, settings_of_work, notes, data = _request(name, devices, scale, settings, best)
+            find_costs = MeasuredCosts(CACHE / "costs", log, backend, data)
+            plans = noted_plans(work, devices, find_costs, settings_of_work, (*devices.notes, *notes), best, set_part)
     if form == "json":
         records = [planned.as_dict() | {"settings": settings_of(planned, work)} for planned in plans]
         print(json.dumps(records if best else records[0], indent=1, allow_nan=False))
@@ -53,25 +63,6 @@ def print_plan(name: str, cluster: str, scale: Scale, settings: str, form: str, 
         console.print(f"the settings of the first: {option('SET', chosen)}")
 
 
-def make_named(
-    name: str, cluster: str, scale: Scale, settings: str, log: Callable[[str], None], best: bool = False
-) -> tuple[Experiment, list[PlanReport]]:
-    """Returns the run, and its plan for the declared cluster, otherwise for that of RAY_ADDRESS, otherwise for this
-    machine; with ``best`` the fastest ones (``best_plans``).
-
-    On a declared cluster an experiment has the paper's sizes unless a scale is given, and as many replicas as fit.
-    """
-    _check_name(name, scale)
-    with closing(Backend() if cluster else cluster_backend()) as backend:
-        devices = parse_cluster(cluster, this_machine()) if cluster else backend.cluster()
-        with log_when_long(f"planning {name}", log) as set_part:
-            request = _request(name, devices, scale, settings, best)
-            find_costs = MeasuredCosts(CACHE / "costs", log, backend, request.data)
-            notes = (*devices.notes, *request.notes)
-            plans = noted_plans(request.work, devices, find_costs, request.settings, notes, best, set_part)
-            return request.work, plans
-
-
 class _Request(NamedTuple):
     work: Experiment
     settings: str
@@ -80,17 +71,6 @@ class _Request(NamedTuple):
     """What was changed for this cluster."""
     data: Path | None = None
     """Folder of its prepared data; None if there is none."""
-
-
-def _check_name(name: str, scale: Scale) -> None:
-    """Raises SettingError for an unknown name or scale, before connecting to a cluster."""
-    if find_amoebanet(name, 1) is not None:
-        if scale in ("laptop", "slice"):
-            raise SettingError(
-                f"{name} has no scale {scale}; its sizes are those of the paper, or set with {option('SET')}"
-            )
-    else:
-        check_experiment(name, (TRANSFORMER, AMOEBANET))
 
 
 def _request(name: str, cluster: Cluster, scale: Scale, settings: str, best: bool) -> _Request:

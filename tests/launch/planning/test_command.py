@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from launch.planning.command import make_named, print_plan
+from launch.planning.command import print_plan
 from suite.errors import DataError
 
 
@@ -22,7 +22,7 @@ from suite.errors import DataError
 )
 def test_a_folder_that_does_not_exist_is_refused_before_planning(name, setting):
     with pytest.raises(DataError, match=setting.partition("=")[2]):
-        make_named(name, "4xH100", "auto", setting, print)
+        print_plan(name, "4xH100", "auto", setting, "text", False, Console())
 
 
 def test_the_fastest_settings_are_a_plan_a_table_and_what_to_type(capsys):
