@@ -186,8 +186,10 @@ class RayLauncher:
         Ray needs up to half a minute to notice a machine without power. A machine cut off from the others may still
         reach this one; then all workers wait for one another, and the one that waits longest may be on another node.
         """
-        cause, lost_rank, heartbeats = root_cause(error), None, watchdog.heartbeats
-        verdict = watchdog.verdict
+        cause = error
+        if not isinstance(cause, SuiteError):
+            cause = WorkerError(f"Ray could not run the workers: {typed_line(error)}")
+        lost_rank, heartbeats, verdict = None, watchdog.heartbeats, watchdog.verdict
         if self._connection.connected and (verdict is not None or isinstance(cause, WorkerDiedError | StallError)):
             died = cause.rank if isinstance(cause, WorkerDiedError) else 0
             likely = verdict.coord.rank if verdict is not None else died
@@ -223,10 +225,3 @@ def _wait_for_workers(actors: StageActors, watchdog: Watchdog) -> None:
         if watchdog.ends_early.is_set() and not is_asked:
             actors.end_early()
             is_asked = True
-
-
-def root_cause(error: Exception) -> SuiteError:
-    """Returns the error of a failed attempt: what a worker reported, or what Ray raised."""
-    if isinstance(error, SuiteError):
-        return error
-    return WorkerError(f"Ray could not run the workers: {typed_line(error)}")
