@@ -12,12 +12,12 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1319,
-    "launch/backends": 1726,
+    "launch/backends": 1721,
     "launch/diagnostics": 727,
     "launch/diff": 956,
     "launch/inference": 1193,
     "launch/jobs": 659,
-    "launch/planning": 513,
+    "launch/planning": 492,
     "launch/runs": 507,
     "launch/supervision": 722,
     "launch/sweeps": 600,

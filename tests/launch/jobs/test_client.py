@@ -11,36 +11,37 @@ from launch.jobs import client
 from launch.jobs.client import JobClient, JobError, UnreachableError
 
 
+class Dashboard(http.server.BaseHTTPRequestHandler):
+    """Answers every request with this status code and text."""
+
+    code, text = 200, ""
+
+    def do_GET(self):
+        self.send_response(self.code)
+        self.end_headers()
+        self.wfile.write(self.text.encode())
+
+    def log_message(self, *_):
+        """Says nothing."""
+
+
 @pytest.fixture
 def dashboard(monkeypatch, tmp_path):
-    """A function that starts a dashboard, which answers every request with this status code and text; returns its
-    address."""
+    """A function that lets a dashboard answer with this status code and text; returns its address."""
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("HOME", str(tmp_path))
-    served = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Dashboard) as server:
 
-    def answering(code, text):
-        class Dashboard(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(code)
-                self.end_headers()
-                self.wfile.write(text.encode())
+        def answering(code, text):
+            Dashboard.code, Dashboard.text = code, text
+            return f"http://127.0.0.1:{server.server_port}"
 
-            def log_message(self, *_):
-                """Says nothing."""
-
-        server = http.server.HTTPServer(("127.0.0.1", 0), Dashboard)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        served.append((server, thread))
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield answering
-    for server, thread in served:
+        yield answering
         server.shutdown()
         thread.join()
-        server.server_close()
 
 
 def test_a_head_of_another_ray_version_is_refused_with_both_versions_and_the_pip_command(dashboard):
