@@ -97,11 +97,10 @@ def _named_nodes(records: list[dict[str, Any]]) -> list[Host]:
     addresses = Counter(node["NodeManagerAddress"] for node in records)
 
     def name(node: dict[str, Any]) -> str:
-        if hosts[node["NodeManagerHostname"]] == 1:
-            return str(node["NodeManagerHostname"])
-        if addresses[node["NodeManagerAddress"]] == 1:
-            return str(node["NodeManagerAddress"])
-        return f"{node['NodeManagerAddress']}/{node['NodeID'][:6]}"
+        host, address = str(node["NodeManagerHostname"]), str(node["NodeManagerAddress"])
+        if hosts[host] == 1:
+            return host
+        return address if addresses[address] == 1 else f"{address}/{node['NodeID'][:6]}"
 
     records.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], name(node)))
     return [
