@@ -1,7 +1,9 @@
 """Progress of long work: no output if it is short, then the elapsed time and the current part."""
 
 import io
+import re
 import time
+from queue import SimpleQueue
 
 from rich.console import Console
 
@@ -11,39 +13,31 @@ from launch.tracking.progress import Bar, log_by_part, log_when_long
 
 def test_long_work_is_logged_with_its_part_and_short_work_is_not(monkeypatch):
     monkeypatch.setattr(progress, "SILENT_S", 0.2)
-    said: list[str] = []
-    with log_when_long("planning x", said.append) as tell:
+    said = SimpleQueue()
+    with log_when_long("planning x", said.put) as tell:
         tell("first")
-    assert said == []
-    with log_when_long("planning x", said.append) as tell:
+    assert said.empty()
+    with log_when_long("planning x", said.put) as tell:
         tell("first")
-        deadline = time.monotonic() + 30
-        while not said and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert re.fullmatch(r"planning x, \d+ s so far: first", said.get(timeout=30))
         tell("second")
-        while len(said) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
-    count = len(said)
-    assert said[0].startswith("planning x, ")
-    assert said[0].endswith(" s so far: first")
-    assert any(line.endswith(": second") for line in said)
+        while not said.get(timeout=30).endswith(": second"):
+            pass
+    count = said.qsize()
     time.sleep(0.5)
-    assert len(said) == count
+    assert said.qsize() == count
 
 
 def test_an_error_while_logging_progress_prints_no_traceback(monkeypatch, capfd):
-    logged: list[Exception] = []
+    logged = SimpleQueue()
     monkeypatch.setattr(progress, "SILENT_S", 0.05)
-    monkeypatch.setattr(progress, "log_error", logged.append)
+    monkeypatch.setattr(progress, "log_error", logged.put)
 
     def log(text):
         raise OSError("the terminal is gone")
 
     with log_when_long("planning x", log):
-        deadline = time.monotonic() + 30
-        while not logged and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert str(logged[0]) == "the terminal is gone"
+        assert str(logged.get(timeout=30)) == "the terminal is gone"
     assert capfd.readouterr() == ("", "")
 
 
