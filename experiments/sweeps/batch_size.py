@@ -113,5 +113,5 @@ SWEEP = text_sweep(
     "validation is scored; no run stops early, because the budget is what is compared.",
     _members,
     larger_batches,
-    (batch_table,),
+    own_tables=(batch_table,),
 )

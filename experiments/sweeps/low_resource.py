@@ -1,80 +1,167 @@
 """Transfer to a low-resource language: alone, with relatives, with unrelated languages, by its number of pairs.
 
 This is the paper's claim that one multilingual model beats bilingual ones on low-resource languages (section 5, figure
-6), tested with a rule for the budget that favours neither: docs/sweeps.md.
+6), tested with a rule for the budget that favours neither (docs/sweeps.md): every run trains until its validations stop
+improving, and its best checkpoint is scored.
 
-validation NLL of the language    validation pairs, at the run's best checkpoint: for tuning and for the three budgets
-test NLL, chrF, BLEU              test pairs, mean of both directions; copying the source has a row of its own
+    alone, tuned (``members/tuning.py``)    every seed
+    with relatives                          every seed
+    with unrelated languages                every seed: as many pairs, as much English; not at scale laptop_long
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from experiments.report.figure import INK, new_figure
-from experiments.report.page import Picture
-from experiments.report.table import Table, Value
-from experiments.sweeps.members.few_pairs import ALONE, NAME, RULES, alone, cases, low_resource_members
-from experiments.sweeps.members.tuning import SETTINGS
-from experiments.sweeps.report.figures import draw_lines, with_margins
-from experiments.sweeps.report.margins import mean_and_margin
-from experiments.sweeps.report.results import CHRF, NLL, Metric, Results, Run, scored_step
-from experiments.sweeps.report.score_tables import by_direction
+from experiments.base.cluster import Cluster
+from experiments.sweeps.members.base import Member, Scoring, folder_name
+from experiments.sweeps.members.tuning import SETTINGS, Baseline, Setting
+from experiments.sweeps.report.results import Results
+from experiments.sweeps.report.score_tables import Group
 from experiments.sweeps.report.verdicts import Verdict, compare
 from experiments.sweeps.text_base import text_sweep
-from suite.data.text.sampling import temperature_weights
-from suite.training.jsonl import read_lines
-from suite.training.metrics import STEP, units_done
+from experiments.translation.runs import t12_400m
+from experiments.translation.scales import TextRule, shrunk_by
 
-MEASURES = {
-    "test NLL": NLL,
-    "chrF": CHRF,
-    "BLEU": Metric("bleu"),
-    "chrF, no placeholders": Metric("chrf", plain=True),
-}
+NAME, ALONE = "low_resource", "alone, tuned"
 
 PAPER = "one multilingual model beats bilingual ones, most on low-resource languages"
 
 
 @dataclass(frozen=True)
-class Validations:
-    """A run's validations of its language."""
+class LowResourceRule:
+    text: TextRule
+    language: str
+    """The one with few pairs."""
+    relatives: tuple[str, ...]
+    unrelated: tuple[str, ...]
+    """Languages of the control; empty: there is none."""
+    pairs: int
+    """Pairs of each relative and of each unrelated language: equal, so that only relatedness differs."""
+    counts: tuple[int | None, ...]
+    """Training pairs of the language; None: all of them."""
+    validate_every: int
+    patience: int
+    scoring: Scoring
+    seeds: int = 3
 
-    run: Run
-    points: list[tuple[int, float]]
-    """(tokens seen, NLL in nats per token)"""
-    best_tokens: int
-    """Of the best checkpoint, as ``best_nll``."""
-    best_nll: float
 
-    @classmethod
-    def read(cls, run: Run) -> Validations:
-        (language,) = run.languages
-        tokens, points = 0, {}
-        for line in read_lines(run.folder / "metrics.jsonl"):
-            tokens = int(line.get(units_done("tokens"), tokens))
-            if (nll := line.get(f"valid/nll/{language}")) is not None:
-                points[int(line[STEP])] = tokens, float(nll)
-        return cls(run, [*points.values()], *points[scored_step(run.record)])
+@dataclass(frozen=True)
+class Case:
+    """The language of a scale cut to a number of pairs (None: all), and the models that are compared on it."""
+
+    scale: str
+    count: int | None
 
     @property
-    def share(self) -> float:
-        """The share of its tokens that are of the language: its probability, computed."""
-        text, (language,) = self.run.experiment.text, self.run.languages
-        counts = dict(limit.split(":") for limit in text.train_pairs or ())
-        others = [int(counts[code]) for code in text.languages or () if code != language]
-        return float(temperature_weights([_train_pairs(self.run), *others], text.temperature)[0])
+    def rule(self) -> LowResourceRule:
+        return RULES[self.scale]
 
-    def nll_at(self, tokens: float) -> float | None:
-        """Returns the best NLL until so many tokens; None before the first validation."""
-        return min((nll for at, nll in self.points if at <= tokens), default=None)
+    @property
+    def title(self) -> str:
+        return f"{self.rule.language}, {self.amount} pairs"
+
+    @property
+    def amount(self) -> str:
+        return "all" if self.count is None else str(self.count)
+
+    @property
+    def models(self) -> dict[str, tuple[str, ...]]:
+        """The other languages of each model: the tuned bilingual one first, the control last."""
+        relatives, unrelated = self.rule.relatives, self.rule.unrelated
+        control = {f"with {', '.join(unrelated)} (unrelated)": unrelated} if unrelated else {}
+        return {ALONE: (), f"with {', '.join(relatives)}": relatives, **control}
+
+    @property
+    def labels(self) -> list[str]:
+        """The models' labels in the sweep."""
+        return [self.label(model) for model in self.models]
+
+    def label(self, model: str) -> str:
+        return f"{self.title}: {model}"
 
 
-def _train_pairs(run: Run) -> int:
-    """Returns the training pairs of the language that a run is scored in."""
-    return next(int(scores["train_pairs"]) for scores in run.scores["directions"].values())
+_LAPTOP = TextRule(
+    blocks_by=2, width_by=8, feed_forward_by=16, heads_by=4, vocabulary_by=16, max_length=24, micro_batches=1,
+    batch_tokens=1024, steps=720, checkpoint_every=240, valid_pairs=1400, dropout=0.1, learning_rate=8e-3,
+    warmup_steps=100, threads=1,
+)  # fmt: skip
+_TINY = TextRule(
+    blocks_by=6, width_by=64, feed_forward_by=512, heads_by=8, head_width_by=8, vocabulary_by=64, corpus="django",
+    max_length=16, micro_batches=1, batch_tokens=64, steps=6, checkpoint_every=3, valid_pairs=16, dropout=0.1,
+    warmup_steps=2, threads=1,
+)  # fmt: skip
+
+_GALICIAN = LowResourceRule(
+    _LAPTOP,
+    language="gl",
+    relatives=("es", "pt_BR"),
+    unrelated=("fi", "hu"),
+    pairs=15_000,
+    counts=(500, 2000),
+    validate_every=40,
+    patience=3,
+    scoring=Scoring(4, 300),
+)
+
+RULES = {
+    "laptop": _GALICIAN,
+    "laptop_slavic": replace(_GALICIAN, language="be", relatives=("ru", "uk"), pairs=13_500),
+    "laptop_long": replace(
+        _GALICIAN, text=replace(_LAPTOP, steps=2160, checkpoint_every=720), unrelated=(), counts=(2000,),
+        validate_every=80, patience=4,
+    ),
+    # a test of the whole sweep; the models learn nothing
+    "tiny": LowResourceRule(
+        _TINY, "nl", ("de",), ("es",), 300, (50, None), validate_every=2, patience=1, scoring=Scoring(1, 3), seeds=2
+    ),
+}  # fmt: skip
+"""The sweep by scale. ``laptop``, ``laptop_slavic`` and ``laptop_long`` are meant for an hour each on two cores.
+``laptop_long`` trains the multilingual model with 2,000 pairs three times as long, without the control. The models have
+one stage, so one micro-batch is the fastest. The validation sample has all pairs of the low-resource language, whatever
+the other languages are."""
+
+
+def cases(scale: str) -> list[Case]:
+    return [Case(scale, count) for count in RULES[scale].counts]
+
+
+def low_resource_members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
+    """Returns the tuning runs and the multilingual ones, and after tuning also the bilingual ones: they depend on it.
+
+    They are ordered by number of pairs, then by seed, so that an interrupted sweep has runs to compare.
+    """
+    members = []
+    for case in cases(scale):
+        baseline = alone(case, cluster)
+        members += baseline.tuning()
+        tuned = baseline.tuned(case.rule.seeds, runs)
+        for seed in range(case.rule.seeds):
+            members += tuned[seed : seed + 1]
+            members += [_member(case, model, seed, cluster) for model in case.models if model != ALONE]
+    return list({member.folder: member for member in members}.values())
+
+
+def alone(case: Case, cluster: Cluster) -> Baseline:
+    return Baseline(case.title, lambda setting, seed: _member(case, ALONE, seed, cluster, setting))
+
+
+def _member(case: Case, model: str, seed: int, cluster: Cluster, setting: Setting | None = None) -> Member:
+    rule, others = case.rule, case.models[model]
+    text = rule.text if setting is None else setting.applied(rule.text)
+    name = f"with-{'-'.join(others)}" if setting is None else f"alone-{setting.folder_name}"
+    languages = sorted({rule.language, *rule.relatives, *rule.unrelated})  # the vocabulary is learned from all
+    limits = [f"{rule.language}:{case.count}"] if case.count is not None else []
+    limits += [f"{other}:{rule.pairs}" for other in others]
+    run = shrunk_by(t12_400m(), text, cluster, case.scale).with_settings(
+        f"text.corpus_languages={','.join(languages)} "
+        f"text.languages={','.join(sorted((rule.language, *others)))} "
+        f"text.train_pairs={','.join(limits) or 'none'} "
+        f"train.seed={seed} train.validate_every={rule.validate_every} train.patience={rule.patience}"
+    )
+    folder = f"{folder_name(NAME, case.scale)}/{rule.language}-{case.amount}-{name}-{seed}"
+    return Member(folder, case.label(model), run, replace(rule.scoring, languages=(rule.language,)))
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -91,96 +178,12 @@ def verdicts(results: Results) -> list[Verdict]:
     return found
 
 
-def score_table(results: Results) -> Table:
-    """Returns one row per model of each case, and one for copying the source."""
-    rows: list[list[Value]] = []
-    for case in cases(results.scale):
-        language = [case.rule.language]
-        for model in case.models:
-            label, runs = case.label(model), results.runs_of(case.label(model))
-            tokens = statistics.fmean(Validations.read(run).best_tokens for run in runs) if runs else None
-            scores = (results.shown(label, language, metric) for metric in MEASURES.values())
-            rows.append([case.title, model, len(runs), *scores, tokens])
-        scored = next((label for label in case.labels if results.runs_of(label)), "")
-        copied = (results.shown(scored, language, replace(metric, copied=True)) for metric in MEASURES.values())
-        rows.append([case.title, "copying the source", None, *copied, None])
-    headings = ("language and pairs", "model", "seeds", *MEASURES, "tokens at the best checkpoint")
-    notes = [
-        "Measured on the language's test pairs, the mean of both directions; NLL in nats per token. ± is the 95% "
-        "confidence interval of the mean over seeds.",
+def groups(results: Results) -> list[Group]:
+    """Returns the models of each case."""
+    return [
+        Group(case.title, [(model, case.label(model), [case.rule.language]) for model in case.models])
+        for case in cases(results.scale)
     ]
-    return Table("scores", "Scores of the language", headings, rows, notes)
-
-
-def direction_table(results: Results) -> Table:
-    labels = [label for case in cases(results.scale) for label in case.labels]
-    return by_direction(results, [(label, label, [RULES[results.scale].language]) for label in labels])
-
-
-def budget_table(results: Results) -> Table:
-    """Returns the validation NLL of each model at its best, at equal tokens of the language, and at equal tokens."""
-    rows: list[list[Value]] = []
-    for case in cases(results.scale):
-        budgets = {run.seed: Validations.read(run).best_tokens for run in results.runs_of(case.label(ALONE))}
-        for model in case.models:
-            finished = [Validations.read(run) for run in results.runs_of(case.label(model)) if run.seed in budgets]
-            own = _at_budget([(run, budgets[run.run.seed] / run.share) for run in finished])
-            everything = _at_budget([(run, budgets[run.run.seed]) for run in finished])
-            share = statistics.fmean(run.share for run in finished) if finished else None
-            best = mean_and_margin([run.best_nll for run in finished])
-            rows.append([case.title, model, best, own, everything, share])
-    headings = (
-        "language and pairs", "model", "best validation", "equal tokens of the language", "equal tokens in all",
-        "share of the language",
-    )  # fmt: skip
-    notes = [
-        "Validation NLL of the language, measured. Equal tokens: as many as the bilingual run of that seed had seen at "
-        "its best checkpoint, of the language alone (tokens x its computed share) or of all languages; the best "
-        "validation of the language until then. A run that stopped improving before has its best. Not reached: a run "
-        "had its largest number of steps before; in brackets the lowest share of those tokens that a run saw."
-    ]
-    return Table("budgets", "Three budgets", headings, rows, notes)
-
-
-def _at_budget(found: Sequence[tuple[Validations, float]]) -> str | None:
-    """Returns the mean NLL of the runs, each at its own number of tokens. If runs had their largest number of steps
-    before, it returns the lowest share of those tokens that one of them saw."""
-    shares = [
-        int(run.run.record["tokens"]) / tokens
-        for run, tokens in found
-        if int(run.run.record["tokens"]) < tokens and not run.run.record.get("stopped_early")
-    ]
-    if shares:
-        return f"not reached ({min(shares):.0%})"
-    reached = [run.nll_at(tokens) for run, tokens in found]
-    return mean_and_margin([nll for nll in reached if nll is not None])
-
-
-def dose_response(results: Results) -> list[Picture]:
-    """Returns NLL and chrF against the training pairs of the language: a line a model, intervals over seeds."""
-    return [_dose_response(results, measure) for measure in ("test NLL", "chrF")] if results.runs else []
-
-
-def _dose_response(results: Results, measure: str) -> Picture:
-    metric, language = MEASURES[measure], RULES[results.scale].language
-    columns: dict[str, list[tuple[int, list[float]]]] = {}
-    copied: list[float] = []
-    for case in cases(results.scale):
-        for model, label in zip(case.models, case.labels, strict=True):
-            if values := results.means(label, [language], metric):
-                columns.setdefault(model, []).append((_train_pairs(results.runs_of(label)[0]), values))
-                copied = copied or results.means(label, [language], replace(metric, copied=True))
-    figure, axis = new_figure(f"training pairs of {language}", f"{measure} of {language}")
-    draw_lines(axis, {model: sorted(with_margins(of_model)) for model, of_model in columns.items()})
-    if copied:
-        axis.axhline(copied[0], color=INK, linewidth=1, linestyle="--", label="copying the source")
-    axis.set_xscale("log")
-    ticks = sorted({pairs for of_model in columns.values() for pairs, _ in of_model})
-    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axis.minorticks_off()
-    axis.legend(frameon=False, fontsize=8)
-    caption = f"{measure} against training pairs of {language}: mean and 95% interval over seeds (measured)."
-    return Picture(f"{language}-{metric.name}", figure, caption, wide=False)
 
 
 def _about(results: Results) -> list[str]:
@@ -204,8 +207,7 @@ SWEEP = text_sweep(
     _about,
     low_resource_members,
     verdicts,
-    own_tables=(score_table, direction_table, budget_table),
-    own_pictures=dose_response,
+    groups,
     tuned=lambda scale, cluster: [alone(case, cluster) for case in cases(scale)],
     scales=tuple(RULES),
 )

@@ -1,20 +1,20 @@
-"""A sweep on text, and its report: verdicts, then the paper's figure, tables, loss curves, and what is missing."""
+"""A sweep on text, and its report: verdicts, scores, loss curves, and what is missing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
-from experiments.report.page import Picture, Section
+from experiments.report.page import Section
 from experiments.report.table import Table, Value
 from experiments.sweeps.members.base import Member
 from experiments.sweeps.members.tuning import Baseline, tuning_table
-from experiments.sweeps.report.figures import against_bilingual, by_third_pictures, loss_curves
-from experiments.sweeps.report.results import Results, read_results
-from experiments.sweeps.report.score_tables import by_direction, by_language, by_model, by_third, compared_models
+from experiments.sweeps.report.figures import against_bilingual, loss_curves, score_pictures
+from experiments.sweeps.report.results import Results, Run, read_results
+from experiments.sweeps.report.score_tables import Group, by_language, score_table, thirds_and_all
 from experiments.sweeps.report.verdicts import FEWEST_FOR_A_CLAIM, LEVEL, Comparison, Verdict
 from experiments.sweeps.sweep import Sweep
 
@@ -25,8 +25,8 @@ def text_sweep(
     about: str | Callable[[Results], list[str]],
     members: Callable[[str, Cluster, Path], list[Member]],
     judge: Callable[[Results], list[Verdict]] = lambda results: [],
+    groups_of: Callable[[Results], Iterable[Group]] = thirds_and_all,
     own_tables: Sequence[Callable[[Results], Table]] = (),
-    own_pictures: Callable[[Results], list[Picture]] = lambda results: [],
     others: Callable[[str, Cluster, Path], list[Member]] = lambda scale, cluster, runs: [],
     tuned: Callable[[str, Cluster], list[Baseline]] = lambda scale, cluster: [],
     scales: tuple[str, ...] = ("laptop", "tiny", "paper"),
@@ -46,18 +46,17 @@ def text_sweep(
         sentences += [f"Not finished or not scored, and excluded from all numbers: {missing}."] if missing else []
         sentences += [f"Not tuned yet, and excluded from all numbers: {untuned}."] if untuned else []
         findings_table = verdict_table(judge(results))
-        shown, details, pictures = [make(results) for make in own_tables], [], own_pictures(results)
-        if results.multilingual_labels:
-            shown.append(by_third(results))
-            details = [by_model(results), by_language(results), by_direction(results, compared_models(results))]
-            pictures = [*by_third_pictures(results), *against_bilingual(results), *pictures]
+        groups = list(groups_of(results))
+        shown = [make(results) for make in own_tables] + ([score_table(results, groups)] if groups else [])
+        details = [by_language(results)] if results.languages else []
+        pictures = [*score_pictures(results, groups), *against_bilingual(results)]
         sections = [
             Section("What was compared", sentences),
             Section("Findings", tables=[findings_table]),
             Section("Scores", tables=[*shown, *details], pictures=pictures),
             Section("Tuning", tables=[tuning_table(baselines, results.folder)] if baselines else []),
             Section("Losses", pictures=loss_curves(results)),
-            Section("Runs", tables=[_runs_table(results)], sentences=_signatures(results)),
+            *([Section("Runs", [_signatures(results)], [_runs_table(results)])] if results.runs else []),
         ]
         return sections, [findings_table, *shown]
 
@@ -120,29 +119,34 @@ def still_improving(results: Results) -> list[str]:
 
 
 def _runs_table(results: Results) -> Table:
-    rows: list[list[Value]] = [
-        [
-            run.member.folder, run.member.label, run.record["K"], run.record["steps"], run.record.get("best_step"),
-            run.record["tokens"],
-            run.record["seconds"], run.record["tokens_per_second"], run.record["loss_last"],
-            run.record.get("best_valid_nll") or run.record["valid_nll"],
-            run.scores["seconds"], run.scores["sentences_per_second"],
-        ]
-        for run in results.runs
-    ]  # fmt: skip
-    headings = (
-        "run", "what", "K", "steps", "best step", "tokens", "training s", "tokens/s", "last loss",
-        "best validation NLL", "decoding s", "sentences/s",
-    )  # fmt: skip
-    return Table("runs", "All runs (measured)", headings, rows or [[None] * len(headings)], [])
+    rows = [_run_cells(run) for run in results.runs]
+    return Table("runs", "All runs (measured)", [*rows[0]], [[*row.values()] for row in rows], [])
 
 
-def _signatures(results: Results) -> list[str]:
-    if not results.runs:
-        return []
+def _run_cells(run: Run) -> dict[str, Value]:
+    record, model = run.record, run.experiment.model
+    return {
+        "run": run.member.folder,
+        "what": run.member.label,
+        "model": f"T({model.blocks_per_stack}, {model.feed_forward}, {model.heads})",
+        "parameters": record["parameters"],
+        "K": record["K"],
+        "steps": record["steps"],
+        "best step": record.get("best_step"),
+        "tokens": record["tokens"],
+        "training s": record["seconds"],
+        "tokens/s": record["tokens_per_second"],
+        "last loss": record["loss_last"],
+        "best validation NLL": record.get("best_valid_nll") or record["valid_nll"],
+        "decoding s": run.scores["seconds"],
+        "sentences/s": run.scores["sentences_per_second"],
+    }
+
+
+def _signatures(results: Results) -> str:
     scores = results.runs[0].scores
     pairs = "all pairs" if scores["max_pairs"] is None else f"{scores['max_pairs']} pairs per direction at most"
     pairs += f", none with more than {results.runs[0].experiment.text.max_length} tokens per side"
     signed = "; ".join(f"{name}: {signature}" for name, signature in scores["signatures"].items())
     penalty = scores["length_penalty"]
-    return [f"Beam {scores['beam']}, length penalty {penalty:g}, the {scores['split']} split, {pairs}. {signed}."]
+    return f"Beam {scores['beam']}, length penalty {penalty:g}, the {scores['split']} split, {pairs}. {signed}."

@@ -3,54 +3,47 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
 from experiments.sweeps.report.margins import t_margin
-from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, NLL, Results
+from experiments.sweeps.report.results import CHRF, NLL, Results
+from experiments.sweeps.report.score_tables import Group
 from experiments.sweeps.report.verdicts import above_baseline
-from suite.evaluation.scores import MEASURES, THIRDS
+from suite.evaluation.scores import MEASURES
 
 SIZE = (10.0, 4.8)
 """Inches."""
 
-Points = Sequence[tuple[float, float, float]]
-"""Place, value and margin of each point of a line."""
 
-
-def by_third_pictures(results: Results) -> list[Picture]:
-    """Returns test NLL and chrF by resource third, a line a model, with intervals over seeds."""
-    labels = [*results.multilingual_labels, *([BILINGUAL_MODELS] if results.baselines else [])]
-    ticks = [f"{third}\n{', '.join(results.in_third(third))}" for third in THIRDS]
+def score_pictures(results: Results, groups: Sequence[Group]) -> list[Picture]:
+    """Returns test NLL and chrF of the models of each group, one colour per model."""
     pictures = []
-    for metric in (NLL, CHRF):
+    for metric in (NLL, CHRF) if results.runs else ():
         name = MEASURES[metric.name]
-        figure, axis = new_figure("resource third, by training pairs", name)
-        means = {label: [results.means(label, results.in_third(third), metric) for third in THIRDS] for label in labels}
-        draw_lines(axis, {label: with_margins(enumerate(columns)) for label, columns in means.items()}, shift=0.04)
-        axis.set_xticks(range(len(THIRDS)), ticks)
-        axis.legend(frameon=False, fontsize=8)
-        caption = f"{name} by resource third: mean and 95% interval over seeds (measured)."
-        pictures.append(Picture(f"thirds-{metric.name}", figure, caption, wide=False))
+        points: dict[str, list[tuple[int, float, float]]] = {}
+        for place, group in enumerate(groups):
+            for model, label, languages in group.models:
+                if values := results.means(label, languages, metric):
+                    points.setdefault(model, []).append((place, statistics.fmean(values), t_margin(values)))
+        figure, axis = new_figure("", name, SIZE)
+        draw_points(axis, points)
+        axis.set_xticks(range(len(groups)), [group.where.replace(": ", "\n") for group in groups])
+        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+        caption = f"{name}: mean and 95% interval over seeds (measured)."
+        pictures.append(Picture(f"scores-{metric.name}", figure, caption))
     return pictures
 
 
-def with_margins(columns: Iterable[tuple[float, Sequence[float]]]) -> Points:
-    """Returns the mean at each place, of values by seed, and its margin; leaves out places without values."""
-    return [(place, statistics.fmean(values), t_margin(values)) for place, values in columns if values]
-
-
-def draw_lines(axis: Any, lines: Mapping[str, Points], shift: float = 0.0) -> None:
-    """Draws a line for each label that has points, the next one ``shift`` to the right. Bilingual models are dashed."""
-    for at, (label, points) in enumerate(lines.items()):
+def draw_points(axis: Any, models: Mapping[str, Sequence[tuple[float, float, float]]]) -> None:
+    """Draws the (place, value, margin) of each model that has any, those of one place beside each other."""
+    for at, (model, points) in enumerate(models.items()):
         if points:
             places, values, margins = zip(*points, strict=True)
-            moved = [place + shift * (at - (len(lines) - 1) / 2) for place in places]
-            style = {"marker": "o", "capsize": 3, "linewidth": 1.2}
-            style["linestyle"] = "--" if label == BILINGUAL_MODELS else "-"
-            axis.errorbar(moved, values, yerr=margins, label=label, **style)
+            moved = [place + 0.06 * (at - (len(models) - 1) / 2) for place in places]
+            axis.errorbar(moved, values, yerr=margins, label=model, fmt="o", capsize=3)
 
 
 def against_bilingual(results: Results) -> list[Picture]:
@@ -59,15 +52,15 @@ def against_bilingual(results: Results) -> list[Picture]:
     if not (codes := results.baselines):
         return []
     figure, axis = new_figure("language, by training pairs", "chrF above the bilingual baseline", SIZE)
-    above = {
-        label: [(place, above_baseline(results, label, code)) for place, code in enumerate(codes)]
+    points = {
+        label: [
+            (place, gain.value, gain.margin or 0.0)
+            for place, code in enumerate(codes)
+            if (gain := above_baseline(results, label, code)) is not None
+        ]
         for label in results.multilingual_labels
     }
-    lines = {
-        label: [(place, gain.value, gain.margin or 0.0) for place, gain in gains if gain is not None]
-        for label, gains in above.items()
-    }
-    draw_lines(axis, lines, shift=0.06)
+    draw_points(axis, points)
     axis.axhline(0, color=INK, linewidth=1, linestyle="--", label="bilingual")
     axis.set_xticks(range(len(codes)), [f"{code}\n{results.train_pairs(code):,}" for code in codes])
     axis.set_xlim(-0.5, len(codes) - 0.5)

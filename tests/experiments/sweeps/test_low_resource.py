@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps.low_resource import PAPER, SWEEP
-from experiments.sweeps.members.few_pairs import RULES, Case, alone, cases, low_resource_members
+from experiments.sweeps.low_resource import PAPER, RULES, SWEEP, Case, alone, cases, low_resource_members
 from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.report.figures import loss_curves
 from experiments.sweeps.report.results import read_results
@@ -29,7 +28,8 @@ def train(runs: Path, member, best_nll: float, steps: int = 200):
     record = {
         "steps": steps, "best_step": 120, "stopped_early": True, "validations_without_improvement": 3,
         "best_valid_nll": best_nll, "valid_nll": best_nll, "K": 1, "tokens": 1000 * steps, "seconds": 1.0,
-        "tokens_per_second": 1.0, "loss_last": 3.0, "name": "t12_400m", "data": "catalogues", "shrunk": [],
+        "tokens_per_second": 1.0, "loss_last": 3.0, "parameters": 1, "name": "t12_400m", "data": "catalogues",
+        "shrunk": [],
     }  # fmt: skip
     (folder / "record.json").write_text(json.dumps(record))
     lines = []
@@ -199,50 +199,21 @@ def test_a_tuning_run_without_a_finite_validation_is_not_chosen(tmp_path):
     assert alone(CASE, LAPTOP).chosen(tmp_path) is None
 
 
-def test_budgets_compare_at_the_tokens_of_the_bilingual_run(tmp_path):
-    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    (budgets,) = tables(tmp_path, "budgets")
-    first = [row for row in budgets.rows if row[0] == "gl, 500 pairs"]
-    bilingual, related, _ = first
-    assert bilingual[2] == bilingual[3] == bilingual[4] == "4.51 ± 0.025"
-    share = 500**0.2 / (500**0.2 + 2 * 15_000**0.2)
-    assert related[5] == pytest.approx(share)
-    assert related[2:5] == ["3.51 ± 0.025"] * 3  # its best, at 120,000 tokens, is within both budgets
-
-
-def test_a_budget_beyond_the_end_of_a_run_is_not_reached(tmp_path):
-    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    for member in members(tmp_path):
-        if member.folder.endswith("gl-500-with-es-pt_BR-1"):  # it ended at its largest number of steps
-            path = tmp_path / member.folder / "record.json"
-            record = json.loads(path.read_text())
-            path.write_text(json.dumps(record | {"stopped_early": False, "steps": 1080, "tokens": 90_000}))
-    (budgets,) = tables(tmp_path, "budgets")
-    _, related, _ = (row for row in budgets.rows if row[0] == "gl, 500 pairs")
-    share = 500**0.2 / (500**0.2 + 2 * 15_000**0.2)
-    assert related[3:5] == [f"not reached ({90_000 * share / 120_000:.0%})", "not reached (75%)"]
-
-
-def test_scores_have_the_copied_source_and_the_parts_of_the_pairs(tmp_path):
-    finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
-    (scores,) = tables(tmp_path, "scores")
-    copied = next(row for row in scores.rows if row[1] == "copying the source")
-    own = next(row for row in scores.rows if row[1] == "alone, tuned")
-    assert scores.headings[3:7] == ("test NLL", "chrF", "BLEU", "chrF, no placeholders")
-    assert own[3] == "4.01 ± 0.025"
-    assert copied[4:] == ["26", "14", "25", None]
-
-
-def test_both_directions_have_scores_of_their_own(tmp_path):
+def test_each_case_has_its_models_the_copied_source_and_both_directions(tmp_path):
     finish(tmp_path, (0.3, 0.8, 0.5), (4.0, 3.0, 3.5))
     path = tmp_path / "low_resource-laptop/gl-500-with-es-pt_BR-0/scores.json"
     scores = json.loads(path.read_text())
     scores["directions"]["gl-en"]["nll"] = 9.01
     path.write_text(json.dumps(scores))
-    (table,) = tables(tmp_path, "by-direction")
-    row = next(row for row in table.rows if row[0] == CASE.labels[1])
-    assert row[1].startswith("3.01 ±")  # out of English
-    assert row[2].startswith("5.013 ±")  # the mean of 9.01, 3.01 and 3.02
+    (table,) = tables(tmp_path, "scores")
+    rows = {row[1]: dict(zip(table.headings, row, strict=True)) for row in table.rows if row[0] == CASE.title}
+    assert [*rows] == [*CASE.models, "copying the source"]
+    assert rows["alone, tuned"]["test NLL"] == "4.01 ± 0.025"
+    related = rows["with es, pt_BR"]
+    assert related["test NLL, out of English"].startswith("3.01 ±")
+    assert related["test NLL, into English"].startswith("5.013 ±")  # the mean of 9.01, 3.01 and 3.02
+    copied = rows["copying the source"]
+    assert [copied[name] for name in ("test NLL", "chrF", "BLEU", "chrF, no placeholders")] == [None, "26", "14", "25"]
 
 
 def test_missing_runs_are_named_and_the_smoke_test_says_so(tmp_path):

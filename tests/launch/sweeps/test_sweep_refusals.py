@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from experiments.base.cluster import Cluster
-from experiments.sweeps.members.few_pairs import RULES
+from experiments.sweeps.low_resource import RULES
 from experiments.sweeps.registry import SWEEPS
 from launch.sweeps.command import sweep, with_member_threads
 from launch.sweeps.tasks import IGNORED_SETTINGS, tasks_of
