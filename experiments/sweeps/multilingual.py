@@ -64,12 +64,8 @@ def _baseline_run(language: str, scale: str, cluster: Cluster, setting: Setting 
 
 def tuned_baselines(scale: str, cluster: Cluster) -> list[Baseline]:
     """Returns the baselines that are tuned: none at the paper's scale."""
-    if RULES[scale].text is None:
-        return []
-    return [
-        Baseline(baseline_label(language), partial(_baseline_run, language, scale, cluster))
-        for language in RULES[scale].baselines
-    ]
+    languages = RULES[scale].baselines if RULES[scale].text is not None else ()
+    return [Baseline(baseline_label(each), partial(_baseline_run, each, scale, cluster)) for each in languages]
 
 
 def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
@@ -78,10 +74,9 @@ def baselines(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
     rule = RULES[scale]
     if rule.text is None:
         return [_baseline_run(each, scale, cluster, None, seed) for seed in seeds(scale) for each in rule.baselines]
-    tuned = tuned_baselines(scale, cluster)
-    members = [member for each in tuned for member in each.tuning()]
-    members += [member for each in tuned for member in each.tuned(rule.seeds, runs)]
-    return list({member.folder: member for member in members}.values())
+    found = tuned_baselines(scale, cluster)
+    tuning, tuned = ([each.tuning() for each in found], [each.tuned(rule.seeds, runs) for each in found])
+    return list({member.folder: member for members in (*tuning, *tuned) for member in members}.values())
 
 
 def member(sweep: str, scale: str, name: str, seed: int, label: str, experiment: TranslationExperiment) -> Member:

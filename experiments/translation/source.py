@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments.base.data_source import TokenSource, labels
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.text import TextData
-from suite.evaluation.unigram import unigram_entropy
+from suite.evaluation.ngram import unigram_entropy
 from suite.training.validation import HeldOut
 
 

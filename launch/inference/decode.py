@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Generic
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from experiments.registry import read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.processes import run_processes
 from launch.error_log import log_error
-from launch.inference.decoding_methods import DecodingMethod, Result
+from launch.inference.decoding_methods import DecodingMethod
 from launch.runs.checkpoints import checkpoint_location
 from launch.runs.store import RunFolder, resume_command
 from launch.tracking.follower import LogTail
@@ -50,8 +50,8 @@ POLL_S = 1.0
 
 
 @dataclass(frozen=True)
-class DecodeOutput(Generic[Result]):
-    results: list[list[Result]]
+class DecodeOutput:
+    results: list[list[Any]]
     """Of each source, by method: its output's tokens without special tokens, or the NLL of each known token."""
     step: int
     """The checkpoint's step."""
@@ -89,12 +89,12 @@ def stages_of(experiment: Experiment, stages: int | None) -> int:
 def decode(
     run: RunFolder,
     sources: Sequence[Sequence[int]],
-    method: DecodingMethod[Result],
+    method: DecodingMethod,
     stages: int,
     console: Console,
-    on_sentence: Callable[[int, list[Result]], None] | None = None,
+    on_sentence: Callable[[int, list[Any]], None] | None = None,
     choice: Choice = None,
-) -> DecodeOutput[Result]:
+) -> DecodeOutput:
     """Decodes sources, token ids with the special ones, with the chosen checkpoint of the run.
 
     ``on_sentence`` gets the number and the result of each finished source; without it, progress is printed.
@@ -106,7 +106,7 @@ def decode(
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpu_limit() // stages))
         with _progress_polled(progress, on_sentence or _progress_printer(len(sources), console)):
             results = run_processes(_worker, stages, run, sources, method, progress, choice, deadline_s=7 * 86400.0)
-            decoded: DecodeOutput[Result] = results[-1][0]
+            decoded: DecodeOutput = results[-1][0]
     for line in results[0][1]:
         console.print(line)
     return decoded
@@ -118,10 +118,10 @@ def _worker(
     rendezvous: str,
     run: RunFolder,
     sources: Sequence[Sequence[int]],
-    method: DecodingMethod[Result],
+    method: DecodingMethod,
     progress_file: Path,
     choice: Choice,
-) -> tuple[DecodeOutput[Result] | None, list[str]]:
+) -> tuple[DecodeOutput | None, list[str]]:
     """Runs one stage. The last stage returns the decoded text, and the first the messages about invalid checkpoints."""
     experiment, coord = read_experiment_file(run.experiment), RankCoord(rank, world, 1)
     threads = experiment.train.threads or max(1, cpu_limit() // world)
@@ -148,10 +148,10 @@ def _worker(
 
 def decode_groups(
     decoder: Decoder,
-    method: DecodingMethod[Result],
+    method: DecodingMethod,
     sources: Sequence[Sequence[int]],
-    on_group: Callable[[Sequence[int], Sequence[Sequence[Result]]], None] = lambda group, results: None,
-) -> list[list[Result]]:
+    on_group: Callable[[Sequence[int], Sequence[Sequence[Any]]], None] = lambda group, results: None,
+) -> list[list[Any]]:
     """Decodes sources group by group with this stage of the model, and returns each one's result; on
     stages before the last, empty ones. ``on_group`` gets the numbers and the results of each finished group."""
     groups = method.groups(sources)
@@ -163,10 +163,11 @@ def decode_groups(
     decoder.run(
         rows, method.first, searches.__getitem__, lambda number: on_group(groups[number], searches[number].results)
     )
-    results: list[list[Result]] = [[] for _ in sources]
+    results: list[list[Any]] = [[] for _ in sources]
     for number, group in enumerate(groups):
-        for at, result in zip(group, searches[number].results, strict=True):
-            results[at] = list(result)
+        of_group: list[list[Any]] = [*searches[number].results]
+        for at, result in zip(group, of_group, strict=True):
+            results[at] = result
     return results
 
 

@@ -1,49 +1,21 @@
-"""How outputs are chosen: beam search for translations, sampling for continuations, or known ones to be scored."""
+"""How outputs are chosen: beam search for translations, sampling for continuations, or known ones to be scored.
+
+A method has ``rows`` hypotheses of each source, and the token ``first`` that outputs begin after; None continues the
+source. ``groups`` returns the numbers of the sources that are decoded together, ``search`` the search of a group.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from suite.data.text.tokenizer import BEGIN_ID, END_ID
 from suite.decoding.beam import LENGTH_PENALTY, Beam
-from suite.decoding.decode import Search
 from suite.decoding.forced import ForcedDecoding
 from suite.decoding.grouping import group_by_equal_length, group_by_length
 from suite.decoding.sampling import Sampler
 from suite.errors import SettingError
 from suite.pipeline.model.rng import mix
-
-Result = TypeVar("Result", int, float)
-"""What is found of each token: its id, or its NLL."""
-Result_co = TypeVar("Result_co", int, float, covariant=True)
-
-
-class DecodingMethod(Protocol[Result_co]):
-    """How tokens are chosen, and which sources are decoded together."""
-
-    @property
-    def rows(self) -> int:
-        """Hypotheses of each source."""
-
-    @property
-    def first(self) -> int | None:
-        """The token that outputs begin after; None continues the source."""
-
-    def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Returns the indices of the sources in groups."""
-
-    def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> GroupSearch[Result_co]:
-        """Returns the search of a group."""
-
-
-class GroupSearch(Search, Protocol[Result_co]):
-    """A search that holds its results."""
-
-    @property
-    def results(self) -> Sequence[Sequence[Result_co]]:
-        """Of each source: its output's tokens without special tokens, or the NLL of each known token."""
 
 
 @dataclass(frozen=True)
@@ -126,3 +98,6 @@ class ForcedScoring:
 
     def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> ForcedDecoding:
         return ForcedDecoding([self.targets[at] for at in group])
+
+
+DecodingMethod = BeamSearch | Sampling | ForcedScoring

@@ -40,9 +40,10 @@ from suite.evaluation.scores import (
     FEWEST_PAIRS,
     MEASURES,
     THIRDS,
-    TranslatedPairs,
+    TranslatedPair,
     macro_average,
     one_line,
+    score_pairs,
     signatures,
     thirds,
 )
@@ -70,12 +71,13 @@ class Direction:
         return f"{self.source}-{self.target}"
 
     def record(self, translations: Sequence[str], nll: Sequence[float]) -> dict[str, Any]:
-        """Returns the scores of all pairs, and of those without a placeholder in their English."""
+        """Returns the scores of all pairs, and as ``plain`` of those without a placeholder in their English."""
         tokens = [len(target) + 1 for target in self.targets]
-        pairs = TranslatedPairs(self.lines, translations, self.references, nll, tokens)
+        texts = zip(self.lines, translations, self.references, nll, tokens, strict=True)
+        pairs = [TranslatedPair(*each) for each in texts]
         english = self.lines if self.source == ENGLISH else self.references
-        plain = [at for at, text in enumerate(english) if not PLACEHOLDER.search(text)]
-        return pairs.record(plain)
+        plain = [pair for pair, text in zip(pairs, english, strict=True) if not PLACEHOLDER.search(text)]
+        return {**score_pairs(pairs), "plain": score_pairs(plain)}
 
 
 def score_from_cli(requested: str, settings: str, console: Console, choice: Choice = None) -> None:

@@ -1,4 +1,4 @@
-"""N-gram baselines of a language model: interpolated Kneser-Ney.
+"""Baselines of a language model: the entropy of single tokens, and n-grams with interpolated Kneser-Ney.
 
     P_n(w | h) = max(c(hw) - D, 0) / c(h)  +  D N(h) / c(h) P_n-1(w | h')        P_0(w) = 1 / vocabulary
 
@@ -15,7 +15,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from suite.errors import DataError
 
 Ints = NDArray[np.int64]
 
@@ -90,3 +94,20 @@ def _look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
     """Returns the value of each wanted key, 0 for those that are not there."""
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0)
+
+
+def unigram_entropy(labels: Iterable[Tensor], padding: int = 0) -> float:
+    """Returns the entropy in nats per token of the labels' empirical distribution, without padding.
+
+    This is the lowest mean negative log likelihood of a predictor with the same distribution at every position, because
+    the frequencies are those of the scored tokens. A real unigram model takes them from training text and does worse,
+    so a model below this bound uses context.
+    """
+    tokens = torch.cat([torch.empty(0, dtype=torch.int64), *(tensor.flatten().cpu() for tensor in labels)])
+    _, counts = tokens[tokens != padding].unique(return_counts=True)
+    if not len(counts):
+        raise DataError(
+            f"cannot compute the entropy without tokens: there are no labels, or all are the padding id {padding}"
+        )
+    shares = counts.double() / counts.sum()
+    return float(-(shares * shares.log()).sum())

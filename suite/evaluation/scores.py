@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from sacrebleu.metrics.bleu import BLEU
@@ -57,38 +56,30 @@ def signatures() -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True)
-class TranslatedPairs:
-    """Test pairs in one direction and their translations, in one order."""
+class TranslatedPair(NamedTuple):
+    """A test pair in one direction, and its translation."""
 
-    sources: Sequence[str]
-    translations: Sequence[str]
-    references: Sequence[str]
-    nll: Sequence[float]
-    """What the model gives each reference, in nats: the sum over its tokens."""
-    tokens: Sequence[int]
-    """Tokens of each reference, its end mark included."""
+    source: str
+    translation: str
+    reference: str
+    nll: float
+    """What the model gives the reference, in nats: the sum over its tokens."""
+    tokens: int
+    """Of the reference, its end mark included."""
 
-    def record(self, plain: Sequence[int]) -> dict[str, Any]:
-        """Returns the scores of all pairs, and of those at the places ``plain``.
 
-            {"pairs", "nll", "bleu", "chrf", "copy": {"bleu", "chrf"}, "plain": {"pairs", "nll", ...}}
+def score_pairs(pairs: Sequence[TranslatedPair]) -> dict[str, Any]:
+    """Returns the scores of pairs in one direction: {"pairs", "nll", "bleu", "chrf", "copy": {"bleu", "chrf"}}.
 
-        ``nll`` is the mean per reference token. ``copy`` scores the sources themselves: names and placeholders stay the
-        same in a translation, so even a copied source scores well. Without pairs the scores are None.
-        """
-        return {**self._scores(range(len(self.references))), "plain": self._scores(plain)}
-
-    def _scores(self, places: Sequence[int]) -> dict[str, Any]:
-        if not places:
-            nothing: dict[str, Any] = {"bleu": None, "chrf": None}
-            return {"pairs": 0, "nll": None, **nothing, "copy": nothing}
-        sources, written, references = (
-            [texts[at] for at in places] for texts in (self.sources, self.translations, self.references)
-        )
-        nll = math.fsum(self.nll[at] for at in places) / sum(self.tokens[at] for at in places)
-        own, copied = (score(texts, references) for texts in (written, sources))
-        return {"pairs": len(places), "nll": nll, **own, "copy": copied}
+    ``nll`` is the mean per reference token. ``copy`` scores the sources themselves: names and placeholders stay the
+    same in a translation, so even a copied source scores well. Without pairs the scores are None.
+    """
+    if not pairs:
+        nothing: dict[str, Any] = {"bleu": None, "chrf": None}
+        return {"pairs": 0, "nll": None, **nothing, "copy": nothing}
+    sources, written, references, nll, tokens = zip(*pairs, strict=True)
+    own, copied = (score(texts, references) for texts in (written, sources))
+    return {"pairs": len(pairs), "nll": math.fsum(nll) / sum(tokens), **own, "copy": copied}
 
 
 def macro_average(

@@ -21,7 +21,7 @@ SIZE = (10.0, 4.8)
 def score_pictures(results: Results, groups: Sequence[Group]) -> list[Picture]:
     """Returns test NLL and chrF of the models of each group, one colour per model."""
     pictures = []
-    for metric in (NLL, CHRF) if results.runs else ():
+    for metric in (NLL, CHRF) if groups and results.runs else ():
         name = MEASURES[metric.name]
         points: dict[str, list[tuple[int, float, float]]] = {}
         for place, group in enumerate(groups):

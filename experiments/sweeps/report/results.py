@@ -132,15 +132,15 @@ class Results:
 
     def train_pairs(self, language: str) -> int:
         """Returns D_l, the training pairs of a language."""
-        return self._count(language, "train_pairs")
+        return int(self._out_of_english(language).get("train_pairs", 0))
 
     def test_pairs(self, language: str) -> int:
         """Returns the scored test pairs of a language."""
-        return self._count(language, "pairs")
+        return int(self._out_of_english(language).get("pairs", 0))
 
-    def _count(self, language: str, what: str) -> int:
+    def _out_of_english(self, language: str) -> dict[str, Any]:
         directions = (run.scores["directions"].get(f"{ENGLISH}-{language}") for run in self.runs)
-        return next((int(direction[what]) for direction in directions if direction), 0)
+        return next(filter(None, directions), {})
 
     def in_third(self, third: Third | None, among: Iterable[str] | None = None) -> list[str]:
         """Returns the languages of a third, or of all."""

@@ -167,7 +167,7 @@ _DEPTH = "deep about +1.9 BLEU in the mean, large on low-resource languages, abo
 _MIDDLE = "400M to 1.3B helps every language"
 _LARGE = "1.3B to 6B helps further, mostly high-resource ones"
 _BILINGUAL = "6B beats the baselines on all languages, most on low-resource ones"
-_ONE, _BEATS = "one multilingual model", "beats the bilingual ones on low-resource languages"
+_BEATS = "beats the bilingual ones on low-resource languages"
 
 DEPTH_BEATS_WIDTH = Finding(DEEP, WIDE, "at equal size depth beats width on low-resource languages", _DEPTH, ("low",))
 BIGGER_IS_BETTER = (
@@ -175,15 +175,9 @@ BIGGER_IS_BETTER = (
     Finding(DEEP, SMALLEST, "400M to 1.3B (deep) is better everywhere", _MIDDLE),
     Finding(LARGEST, WIDE, "1.3B (wide) to 6B is better everywhere", _LARGE),
 )
-BEATS_BILINGUAL = (
-    Finding(LARGEST, BILINGUAL_MODELS, f"{_ONE} (the largest, {LARGEST}) {_BEATS}", _BILINGUAL, ("low",)),
-    Finding(
-        SMALLEST,
-        BILINGUAL_MODELS,
-        f"{_ONE} (one of the baselines' own size, {SMALLEST}) {_BEATS}",
-        _BILINGUAL,
-        ("low",),
-    ),
+BEATS_BILINGUAL = tuple(
+    Finding(more, BILINGUAL_MODELS, f"one multilingual model ({which}, {more}) {_BEATS}", _BILINGUAL, ("low",))
+    for more, which in ((LARGEST, "the largest"), (SMALLEST, "one of the baselines' own size"))
 )
 
 

@@ -1,13 +1,16 @@
-"""Kneser-Ney: a corpus counted by hand, probabilities that sum to 1, and rows scored with the context they have."""
+"""Kneser-Ney: a corpus counted by hand, probabilities that sum to 1, rows scored with the context they have; the
+entropy of single tokens."""
 
 import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.evaluation.ngram import KneserNey, ngram_nll
+from suite.errors import DataError
+from suite.evaluation.ngram import KneserNey, ngram_nll, unigram_entropy
 
 
 def test_a_bigram_model_counted_by_hand():
@@ -51,3 +54,22 @@ def test_a_row_is_scored_with_the_tokens_before_it_in_the_row():
     assert found[0] == pytest.approx(-sum(math.log(part[0]) for part in parts) / 3)
     unigram = KneserNey(train, 1, 5).probabilities(np.array([[token] for token in row[1:]]))
     assert found[1] == pytest.approx(-np.log(unigram).mean())
+
+
+def test_the_entropy_of_even_and_certain_tokens():
+    assert unigram_entropy([torch.arange(1, 9).reshape(2, 4)]) == pytest.approx(math.log(8))
+    assert unigram_entropy([torch.full((3, 3), 5)]) == 0
+    assert unigram_entropy([torch.tensor([[1, 1, 1, 2, 0, 0]])]) == pytest.approx(
+        -0.75 * math.log(0.75) + 0.25 * math.log(4)
+    )
+    assert unigram_entropy([torch.tensor([7, 7, 9, 9])], padding=7) == 0
+    with pytest.raises(DataError, match="without tokens"):
+        unigram_entropy([torch.zeros(4, dtype=torch.int64)])
+
+
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=9), min_size=1, max_size=4), st.integers(0, 99))
+def test_no_predictor_without_context_is_better(rows, seed):
+    labels = [torch.tensor(row) for row in rows]
+    predictor = torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).log_softmax(0)
+    assert unigram_entropy(labels) <= -predictor[torch.cat(labels)].mean() + 1e-12
+    assert unigram_entropy(labels) == pytest.approx(unigram_entropy([torch.cat(labels)]))
