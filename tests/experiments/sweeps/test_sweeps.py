@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from experiments.base.cluster import Cluster
 from experiments.registry import find, read_experiment
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
 from experiments.sweeps.members.scales import MODELS, RULES
-from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.multilingual import baseline, model
 from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from suite.errors import SettingError
@@ -86,28 +84,6 @@ def test_a_baseline_is_the_smallest_model_on_one_language(scale):
         assert alone.text.train_pairs == (tuple(own) or None)
         text = {"languages": None, "train_pairs": many.text.train_pairs}
         assert not alone.model_copy(update={"text": alone.text.model_copy(update=text)}).changes_from(many)
-
-
-def test_a_baseline_is_tuned_before_it_is_compared(tmp_path):
-    found = SWEEPS["bilingual"].members("laptop", LAPTOP, tmp_path)
-    tuning = [member for member in found if member.scoring is None]
-    assert len(tuning) == len(SETTINGS) * len(RULES["laptop"].baselines)
-    assert {member.experiment.train.seed for member in tuning} == {0}
-    assert [member.label for member in found if member not in tuning] == ["t12_400m"] * RULES["laptop"].seeds
-    for member in tuning:
-        record = {
-            "steps": member.experiment.train.steps,
-            "best_valid_nll": 4.0 + ("half-the-size" not in member.folder),
-        }
-        (tmp_path / member.folder).mkdir(parents=True)
-        (tmp_path / member.folder / "record.json").write_text(json.dumps(record))
-    found = [
-        member for member in SWEEPS["bilingual"].members("laptop", LAPTOP, tmp_path) if "bilingual da" in member.label
-    ]
-    tuned = [member for member in found if member.label == "bilingual da"]
-    assert [member.experiment.train.seed for member in tuned] == [0, 1, 2]
-    half = model("t12_400m", "laptop", LAPTOP, 0).model.width // 2
-    assert {(member.experiment.model.width, member.experiment.model.dropout) for member in tuned} == {(half, 0.3)}
 
 
 @pytest.mark.parametrize("scale", SWEEPS["batch_size"].scales)

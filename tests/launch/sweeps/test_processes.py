@@ -128,18 +128,14 @@ def test_ending_a_member_ends_its_workers_too(tmp_path, monkeypatch):
     member.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(member))
-    process = MemberProcess(one_task(tmp_path), "local", {})
+    (first, *_) = SWEEPS["temperature"].members("tiny", LAPTOP, tmp_path)
+    process = MemberProcess(tasks([first], tmp_path)[0], "local", {})
     worker = wait_for(lambda: (tmp_path / "worker").exists() and (tmp_path / "worker").read_text().strip())
     process.end()
     assert wait_for(process.poll) == -signal.SIGINT
     process.kill()
     wait_for(lambda: not psutil.pid_exists(int(worker)) or psutil.Process(int(worker)).status() == "zombie")
     process.kill()  # there is nothing left
-
-
-def one_task(folder: Path) -> Task:
-    member = SWEEPS["temperature"].members("tiny", LAPTOP, folder)[0]
-    return tasks([member], folder)[0]
 
 
 def test_members_are_commands_that_a_person_can_type(tmp_path, monkeypatch):
@@ -157,12 +153,9 @@ def test_members_are_commands_that_a_person_can_type(tmp_path, monkeypatch):
     assert text == member.experiment.to_toml()
     (Path(run) / "record.json").write_text('{"steps": 6, "best_step": 4}')
     assert score.arguments("local")[4] == "4"
-    replace(train, member=members_of_other_settings(member)).prepare()  # it is there: it stays
+    other = replace(member, experiment=member.experiment.with_settings("train.threads=2"))
+    replace(train, member=other).prepare()  # it is there: it stays
     assert (Path(run) / "experiment.toml").read_text() == text
-
-
-def members_of_other_settings(member):
-    return replace(member, experiment=member.experiment.with_settings("train.threads=2"))
 
 
 def test_tasks_are_ordered_by_priority_and_need_and_fine_tuning_follows_pretraining(tmp_path):
