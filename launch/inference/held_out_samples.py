@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 
 import torch
 from rich.console import Console
@@ -86,23 +87,14 @@ def _draw(experiment: TranslationExperiment, data: TextData) -> Iterator[tuple[l
     generator = random.Random(experiment.train.seed)
     languages = [code for code in trained_languages(experiment, data) if rows_of(code, VALID, data)]
     languages.sort(key=lambda code: -data.pairs[code])
-    for number in range(SAMPLES if languages else 0):
-        language = languages[number % len(languages)]
-        codes = (ENGLISH, language)
+    for number, language in zip(range(SAMPLES), cycle(languages), strict=False):
+        rows, codes = rows_of(language, VALID, data), (ENGLISH, language)
         source, target = (1, 0) if number % 2 else (0, 1)
-        rows = rows_of(language, VALID, data)
-        drawn = generator.sample(rows, min(DRAWN, len(rows)))
-        texts = data.texts(VALID, drawn)
-        chosen = next((at for at, pair in enumerate(texts) if len(pair[source].split()) >= FEWEST_WORDS), 0)
-        pair = texts[chosen]
-        yield (
-            source_of(pair[source], codes[target], data, experiment.text.max_length),
-            {
-                "direction": f"{codes[source]}-{codes[target]}",
-                "source": one_line(pair[source]),
-                "reference": one_line(pair[target]),
-            },
-        )
+        pairs = data.texts(VALID, generator.sample(rows, min(DRAWN, len(rows))))
+        pair = next((pair for pair in pairs if len(pair[source].split()) >= FEWEST_WORDS), pairs[0])
+        tokens = source_of(pair[source], codes[target], data, experiment.text.max_length)
+        texts = {"source": one_line(pair[source]), "reference": one_line(pair[target])}
+        yield tokens, {"direction": f"{codes[source]}-{codes[target]}", **texts}
 
 
 def _translate(sources: Sequence[Sequence[int]], experiment: TranslationExperiment, run: RunFolder) -> list[list[int]]:

@@ -11,6 +11,17 @@ from suite.pipeline.planning.devices import GIB
 WORDS = ["open", "the", "file", "save", "all", "changes", "now", "please", "close", "window"]
 
 
+def write_record(folder: Path, losses: list[dict], **more) -> None:
+    """Writes ``record.json`` and the lines of ``metrics.jsonl``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "name": "t12_400m", "data": "catalogues", "K": 1, "parameters": 445_104, "seconds": 2.0,
+        "tokens_per_second": 5120.0, "loss_last": 3.5, "shrunk": ["model.width 1 -> 2"], **more,
+    }  # fmt: skip
+    (folder / "record.json").write_text(json.dumps(record))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in losses))
+
+
 def write_scores(folder: Path, directions: dict[str, dict], right: float, **more) -> None:
     """Writes ``scores.json`` and the lines of ``directions``: their training pairs, NLL, BLEU and chrF by name."""
     (folder / "scores").mkdir(parents=True, exist_ok=True)
@@ -45,20 +56,12 @@ def finish(runs: Path, member, bleu):
     """Leaves what a member leaves when it is trained and scored; ``bleu`` is of its languages' two directions. The
     other scores follow from it."""
     folder = runs / member.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    experiment = member.experiment
+    experiment, steps = member.experiment, member.experiment.train.steps
+    lines = [{"step": at + 1, "train/tokens": 1024 * (at + 1), "train/loss": 7 - at / 3} for at in range(10)]
+    best = {"best_step": steps, "best_valid_nll": 8 - bleu / 5, "valid_nll": 3.0}
+    lines.append({"step": 10, "valid/nll": 3.0})
+    write_record(folder, lines, name=experiment.name, steps=steps, tokens=10_240, **best)
     (folder / "experiment.toml").write_text(experiment.to_toml())
-    record = {
-        "name": experiment.name, "data": "catalogues", "K": 1, "parameters": 445_104,
-        "steps": experiment.train.steps, "best_step": experiment.train.steps, "tokens": 10_240,
-        "seconds": 2.0, "tokens_per_second": 5120.0, "loss_last": 3.5, "valid_nll": 3.0, "best_valid_nll": 8 - bleu / 5,
-        "shrunk": ["model.width 1 -> 2"],
-    }  # fmt: skip
-    (folder / "record.json").write_text(json.dumps(record))
-    lines = [
-        json.dumps({"step": at + 1, "train/tokens": 1024 * (at + 1), "train/loss": 7 - at / 3}) for at in range(10)
-    ]
-    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 10, "valid/nll": 3.0}']) + "\n")
     languages = experiment.text.languages or experiment.text.corpus_languages
     directions = {
         way: {"train_pairs": PAIRS[code], "bleu": share * bleu, "chrf": 2 * share * bleu, "nll": 8 - share * bleu / 5}

@@ -8,36 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from experiments.base.cluster import Cluster
 from experiments.sweeps.low_resource import PAPER, RULES, SWEEP, Case, alone, cases, low_resource_members
 from experiments.sweeps.members.tuning import SETTINGS
 from experiments.sweeps.report.figures import loss_curves
 from experiments.sweeps.report.results import read_results
-from suite.pipeline.planning.devices import GIB
-from tests.experiments.sweeps.finished import write_scores
+from tests.experiments.sweeps.finished import LAPTOP, write_record, write_scores
 
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 CASE = Case("laptop", 500)
 BEST = SETTINGS[1]
 
 
 def train(runs: Path, member, best_nll: float, steps: int = 200):
     """Leaves what a trained member leaves."""
-    folder = runs / member.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        "steps": steps, "best_step": 120, "stopped_early": True, "validations_without_improvement": 3,
-        "best_valid_nll": best_nll, "valid_nll": best_nll, "K": 1, "tokens": 1000 * steps, "seconds": 1.0,
-        "tokens_per_second": 1.0, "loss_last": 3.0, "parameters": 1, "name": "t12_400m", "data": "catalogues",
-        "shrunk": [],
-    }  # fmt: skip
-    (folder / "record.json").write_text(json.dumps(record))
     lines = []
     for step in range(40, steps + 1, 40):
-        lines.append({"step": step, "train/tokens": 1000 * step, "train/loss": 4.0})
         nll = best_nll + abs(step - 120) / 100
+        lines.append({"step": step, "train/tokens": 1000 * step, "train/loss": 4.0})
         lines.append({"step": step, "valid/nll": nll, "valid/nll/gl": nll})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    stopped = {"stopped_early": True, "validations_without_improvement": 3}
+    best = {"best_step": 120, "best_valid_nll": best_nll, "valid_nll": best_nll}
+    write_record(runs / member.folder, lines, steps=steps, tokens=1000 * steps, **stopped, **best)
 
 
 def score(runs: Path, member, right: float, nll: float = 4.0):

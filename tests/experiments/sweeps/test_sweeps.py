@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.base.cluster import Cluster
 from experiments.registry import find, read_experiment
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
 from experiments.sweeps.members.scales import MODELS, RULES
@@ -15,9 +14,8 @@ from experiments.sweeps.multilingual import baseline, model
 from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
-from suite.pipeline.planning.devices import GIB
+from tests.experiments.sweeps.finished import LAPTOP
 
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 SMALL = ["laptop", "tiny"]
 TEXT = [
     (name, scale)

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.base.cluster import Cluster
 from experiments.sweeps.trainability import SEEDS, SWEEP, Case, cases
-from suite.pipeline.planning.devices import GIB
+from tests.experiments.sweeps.finished import LAPTOP
 
 STARTS = {"small steps": (True, 1.0), "scaled start": (True, None), "plain start": (False, None)}
 """Values of ``depth_scaled_init`` and ``residual_scale``."""
-
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 
 
 @pytest.mark.parametrize("scale", SWEEP.scales)
