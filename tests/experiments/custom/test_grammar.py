@@ -7,7 +7,10 @@ import os
 from collections import Counter
 
 import pytest
+import torch
 
+from experiments.custom import layer_check
+from experiments.custom.trial import Trial
 from tests.experiments.custom.grammar import PRODUCTIONS, draw
 from tests.experiments.custom.grammar_run import outcomes, refusal
 
@@ -24,6 +27,13 @@ def test_models_train_as_plain_pytorch_or_are_refused_in_one_sentence():
     assert counts["trained"] > COUNT / 2, counts
 
 
-@pytest.mark.parametrize("name", draw.REFUSED)
-def test_what_a_pipeline_cannot_repeat_send_or_copy_is_refused_with_the_reason(name):
-    assert PRODUCTIONS[name].refused in refusal(f"{draw.__name__}:alone_{name}")
+@pytest.mark.parametrize("name", PRODUCTIONS)
+def test_what_a_pipeline_cannot_repeat_send_or_copy_is_refused_with_the_reason_and_nothing_else(name):
+    reason, said = PRODUCTIONS[name].refused, refusal(f"{draw.__name__}:alone_{name}")
+    assert reason in said
+    assert bool(reason) == bool(said), said
+
+
+def test_other_rows_of_a_single_row_have_other_columns():
+    (layer,) = PRODUCTIONS["adds_its_first_rows"].make()
+    assert "returns other values after other rows" in layer_check.refusal(Trial(layer, (torch.arange(1.0, 7.0)[None],)))

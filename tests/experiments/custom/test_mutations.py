@@ -17,8 +17,10 @@ from torch.utils.data import TensorDataset
 from experiments.registry import find
 from suite import TrainSpec
 from suite.errors import SuiteError
+from tests.experiments.custom.grammar import PRODUCTIONS, draw
+from tests.experiments.custom.grammar import W as WIDTH
 
-WIDTH = 6
+assert draw  # it has registered the productions
 MODULE = "from tests.experiments.custom.test_mutations import mutated\n"
 
 
@@ -29,60 +31,10 @@ def good():
     return TrainSpec(layers=layers, loss=nn.CrossEntropyLoss(), train=data, valid=data, batch_size=8, steps=2, stages=2)
 
 
-class Returns(nn.Module):
-    """A layer that returns what a function makes of its input."""
-
-    def __init__(self, function, **attributes):
-        super().__init__()
-        self.function, self.weight = function, nn.Parameter(torch.ones(1))
-        vars(self).update(attributes)
-
-    def forward(self, *inputs):
-        return self.function(inputs[0] * self.weight)
-
-
 def failing(*arguments):
     raise KeyError("x\ny")
 
 
-LAYERS = [
-    lambda: Returns(lambda x: None),
-    lambda: Returns(lambda x: [x, [x]]),
-    lambda: Returns(lambda x: (x, 3)),
-    lambda: Returns(lambda x: x.detach().numpy()),
-    lambda: Returns(lambda x: {"x": x}),
-    lambda: Returns(lambda x: x[:1]),
-    lambda: Returns(lambda x: x.sum()),
-    lambda: Returns(lambda x: x.double()),
-    lambda: Returns(lambda x: x.half()),
-    lambda: Returns(lambda x: x.long()),
-    lambda: Returns(lambda x: x[x > 0]),
-    lambda: Returns(lambda x: x.to_sparse()),
-    lambda: Returns(lambda x: x.add_(1)),
-    lambda: Returns(failing),
-    lambda: Returns(lambda x: x * float(x.max())),
-    lambda: Returns(lambda x: x.T),
-    lambda: Returns(lambda x: x[:, :0]),
-    lambda: Returns(lambda x: x / 0),
-    lambda: Returns(lambda x: (x, x), stashes=("a",)),
-    lambda: Returns(lambda x: x, pops=("a",)),
-    lambda: Returns(lambda x: x, stashes=3),
-    lambda: Returns(lambda x: x, pops=None),
-    lambda: Returns(torch.fft.fft),
-    lambda: nn.BatchNorm1d(WIDTH),
-    lambda: nn.LSTM(WIDTH, WIDTH),
-    lambda: nn.Linear(3, 3),
-    lambda: nn.Identity,
-    lambda: nn.Linear(WIDTH, WIDTH).half(),
-    lambda: nn.Linear(WIDTH, WIDTH, device="meta"),
-    lambda: nn.LazyLinear(WIDTH),
-    lambda: nn.Embedding(4, WIDTH, sparse=True),
-    lambda: nn.Bilinear(WIDTH, WIDTH, WIDTH),
-    lambda: nn.ReLU(inplace=True),
-    lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
-    lambda: nn.Sequential(),
-    lambda: "Linear",
-]
 VALUES = [
     None,
     0,
@@ -119,6 +71,8 @@ VALUES = [
     True,
 ]
 FIELDS = list(TrainSpec.__dataclass_fields__)
+ODD = [made for made in PRODUCTIONS.values() if not made.changes]
+"""Productions that make layers."""
 
 
 def mutated(seed):
@@ -127,7 +81,8 @@ def mutated(seed):
     for _ in range(dice.randint(1, 3)):
         if dice.random() < 0.5 and isinstance(spec.layers, list):
             layers = [*spec.layers]
-            layers.insert(dice.randint(0, len(layers)), dice.choice(LAYERS)())
+            at = dice.randint(0, len(layers))
+            layers[at:at] = dice.choice(ODD).make()
             spec = replace(spec, layers=layers)
         else:
             spec = replace(spec, **{dice.choice(FIELDS): dice.choice(VALUES)})

@@ -39,6 +39,12 @@ def returns_nested_tuples(self, x):
     return self.inner(x), (x,)
 
 
+@layer("returns no tensors; it must return one")
+def returns_an_empty_tuple(self, x):
+    self.inner(x)
+    return ()
+
+
 @layer("a sparse tensor, not a dense one")
 def returns_a_sparse_tensor(self, x):
     return self.inner(x).to_sparse()
@@ -61,6 +67,12 @@ def asserts_values(self, x):
     return y
 
 
+@layer("does not run on tensors without values")
+def branches_on_values(self, x):
+    y = self.inner(x)
+    return y if y.is_meta or y.sum() > 0 else -y
+
+
 @layer("must be a parameter or a buffer")
 def makes_a_tensor_elsewhere(self, x):
     return self.inner(x) * torch.arange(float(W))
@@ -81,6 +93,12 @@ def retains_gradients(self, x):
 @layer("in evaluation mode and float32")
 def returns_less_in_evaluation(self, x):
     return self.inner(x) if self.training else self.inner(x)[:, :3]
+
+
+@layer("fails in evaluation mode")
+def fails_in_evaluation(self, x):
+    y = self.inner(x)
+    return y if self.training else y @ y
 
 
 @production("has no attribute 'extra'")
@@ -180,6 +198,45 @@ def remembers(self, x):
     y = self.inner(x) if self.last is None else self.inner(x) + self.last
     self.last = x.detach().mean(0)
     return y
+
+
+@production("it changes its attribute 1.calls; keep state in buffers")
+def has_a_module_that_counts():
+    return [nn.Sequential(nn.Tanh(), Layer(counts_its_calls, calls=1))]
+
+
+@layer("would not repeat its forward", calls=lambda: 0)
+def returns_more_each_time(self, x):
+    self.calls += 1
+    return (self.inner(x),) * self.calls
+
+
+@layer("fails in another forward from the same state", calls=lambda: 0)
+def runs_once(self, x):
+    if self.calls:
+        raise KeyError("again")
+    self.calls += 1
+    return self.inner(x)
+
+
+@layer("changes its attribute cache, and returns other values after other rows", cache=list)
+def adds_its_first_rows(self, x):
+    self.cache.append(x.detach())
+    return self.inner(x) + self.cache[0]
+
+
+@layer("fails after other rows (ValueError:", cache=list)
+def takes_its_first_rows(self, x):
+    self.cache.append(x.detach())
+    if not torch.equal(self.cache[0], x):
+        raise ValueError("other rows")
+    return self.inner(x)
+
+
+@layer("removes its buffer seen in a forward; change its value instead", seen=lambda: torch.zeros(1))
+def removes_a_buffer(self, x):
+    self.seen = None
+    return self.inner(x)
 
 
 @layer(OUTSIDE)
