@@ -90,11 +90,6 @@ def test_the_topmost_reset_of_a_branch_initialises_it():
     assert made[0].linear.weight.equal(torch.full((3, 3), 7.0))
 
 
-def test_equal_layers_count_as_equal():
-    """So that each is measured once, though each restores its own values."""
-    assert structure_key(on_meta(nn.Linear(3, 3))) == structure_key(on_meta(nn.Linear(3, 3)))
-
-
 def test_a_parameter_of_two_layers_is_tied():
     first, last = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
     last.weight = first.weight
@@ -103,8 +98,8 @@ def test_a_parameter_of_two_layers_is_tied():
     assert ties_of(on_meta(last)) == ties_of(last)
 
 
-def test_a_model_that_fits_together_has_no_errors():
-    assert not faults(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+def test_a_layer_that_returns_integers_alone_needs_no_gradient():
+    assert not faults(nn.Sequential(nn.Linear(3, 3), Function(lambda x: x.argmax(1))), nn.Embedding(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -198,21 +193,6 @@ def test_layers_that_hold_one_configuration_are_equal_also_on_the_meta_device():
     assert keys[0] == keys[1] != keys[2]
     assert layers[0].configuration is not one, "a copy, as of all that a layer holds"
     assert len({id(layer.linear.weight) for layer in layers}) == 3
-
-
-def test_a_buffer_of_two_modules_is_restored_in_both():
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-            shared = torch.arange(3.0)
-            for module in (self.one, self.two):
-                module.register_buffer("shift", shared)
-
-        def forward(self, x):
-            return self.two(self.one(x) + self.one.shift) + self.two.shift
-
-    assert not faults(Pair())
 
 
 @pytest.mark.parametrize("metric", [lambda out, y: None, lambda out, y: "x", lambda out, y: {}["x"]])

@@ -49,9 +49,6 @@ def test_draws_are_made_in_blocks_of_256():
     assert list(zip(found.languages, found.pair_indices, found.from_english, strict=True)) == expected[:700]
 
 
-"""Pairs of languages of the default corpus, de to lzh, a few hundred to one."""
-
-
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=9), st.floats(0.5, 1e6))
 def test_the_weight_of_a_language_is_the_root_of_its_pairs(sizes: list[int], temperature: float):
     found = temperature_weights([*sizes, 0], temperature)
