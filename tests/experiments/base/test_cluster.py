@@ -109,18 +109,12 @@ def test_this_has_the_size_and_kind_of_the_machines_devices() -> None:
     ("text", "part"),
     [
         ("", "has no device"),
-        ("  ", "has no device"),
         ("x", "no device is called 'x'"),
         ("0x16GiB", "no device is called '0x16GiB'"),
-        ("-1xH100", "no device is called"),
-        ("1.5xH100", "no device is called"),
-        ("axH100", "no device is called"),
         ("2x8x4xH100", "no device is called '4xH100'"),
         ("3x", "has no device"),
         ("16x16", "no device is called '16'"),
         ("16x0GiB", "no device is called '0GiB'"),
-        ("8xH10", "no device is called 'H10'"),
-        ("8H100", "no device is called '8H100'"),
         ("16GiB,16GiB", "no device is called"),
     ],
 )

@@ -116,8 +116,10 @@ def test_a_metric_is_a_mean_over_the_same_units(parts):
 
     own = spec(numbers(2), metric=counted)
     summed = SummedLoss(own, targets=1)
-    total = sum(float(summed(s, t)[1]) for s, t in zip(SCORES.split(parts), LABELS.split(parts), strict=True))
-    assert total / units_of(own, (LABELS,)) == pytest.approx(float(counted(SCORES, LABELS)))
+    scores = SCORES.clone().requires_grad_()
+    sums = [summed(s, t)[1] for s, t in zip(scores.split(parts), LABELS.split(parts), strict=True)]
+    assert float(sum(sums) / units_of(own, (LABELS,))) == pytest.approx(float(counted(SCORES, LABELS)))
+    assert not any(metric.requires_grad for metric in sums)
 
 
 def test_several_metrics_are_sums_in_one_tensor_and_others_than_numbers_are_refused():
@@ -187,14 +189,6 @@ def test_data_may_draw_random_numbers_which_are_the_same_in_every_process():
                for one, other in zip(own, others, strict=True))  # fmt: skip
     assert not whole[0][0].equal(first.whole(5)[0][0])
     assert first.digest() == second.digest()
-
-
-def test_a_metric_is_a_mean_as_the_loss_is():
-    own = spec(numbers(2), metric=lambda scores, labels: (scores.argmax(1) == labels).double().mean())
-    objective, metric = SummedLoss(own, targets=1)(SCORES, SCORES.argmax(1))
-    assert metric == 7
-    assert not metric.requires_grad
-    assert objective.dim() == 0
 
 
 def test_a_loss_of_each_row_is_refused():

@@ -1,11 +1,6 @@
-"""Seeded faults of a TrainSpec: it works, or one sentence says what is wrong.
+"""Seeded faults of a TrainSpec: it works, or one sentence says what is wrong."""
 
-python -m tests.experiments.custom.test_mutations 0 2000      so many by hand, with counts
-"""
-
-import collections
 import random
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,16 +102,3 @@ def outcome(folder: Path, seed: int) -> str:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_spec_works_or_is_refused_in_one_sentence(tmp_path, seed):
     assert outcome(tmp_path, seed) in ("works", "refused")
-
-
-if __name__ == "__main__":
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as place:
-        counts = collections.Counter()
-        for seed in range(*map(int, sys.argv[1:])):
-            found = outcome(Path(place), seed)
-            counts[found.split(":")[0]] += 1
-            if found not in ("works", "refused"):
-                print(seed, found[:300])
-        print(dict(counts))

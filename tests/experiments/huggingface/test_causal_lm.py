@@ -200,6 +200,12 @@ def changed(folder, **fields):
     (folder / "config.json").write_text(json.dumps(config | fields))
 
 
+def test_an_exported_configuration_asks_for_no_attention_kernel(folder, tmp_path):
+    changed(folder, attn_implementation="flash_attention_2")
+    export(layers := load_causal_lm(folder), tmp_path / "out")
+    torch.testing.assert_close(theirs(tmp_path / "out"), logits(on_cpu(layers)))
+
+
 DAMAGES = {
     "an LFS pointer": (
         lambda folder: (folder / "model.safetensors").write_text(mutations.POINTER),

@@ -10,7 +10,7 @@ from experiments.base.cluster import Cluster, parse_cluster
 from experiments.images.runs import EPOCH, find_amoebanet
 from experiments.planning.problem import estimated_costs
 from experiments.planning.request import plan_request
-from experiments.registry import find, read_experiment, resolve
+from experiments.registry import find, resolve
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
@@ -51,12 +51,6 @@ def test_a_run_for_a_laptop_stays_unchanged() -> None:
     assert (changed.train.steps, changed.data) == (7, "mnist")
     with pytest.raises(SettingError, match="has no scale paper; omit SCALE"):
         resolve("amoebanet_fashion", "paper", LAPTOP)
-
-
-@pytest.mark.parametrize("name", ["amoebanet_fashion", "amoebanet_imagenet"])
-def test_the_toml_round_trip_is_exact(name: str) -> None:
-    run = find(name).with_settings("train.test_images=none optimizer.max_grad_norm=none")
-    assert read_experiment(run.to_toml()) == run
 
 
 def test_a_cosine_ends_with_the_run() -> None:
@@ -121,10 +115,7 @@ def test_batchnorm_needs_two_values_per_channel() -> None:
         ("model.layers=4", "model.layers takes an integer, a multiple of 3; it was given 4"),
         ("model.filters=30", "model.filters takes an integer, a multiple of 4; it was given 30"),
         ("model.stem=large", "model.stem takes one of photographs, small"),
-        ("images.crop=corner", "images.crop takes one of none, random_shift, random_resized_crop"),
-        ("images.sorce=x", "images.sorce is not a setting; did you mean images.source"),
         ("text.corpus=django", "text.corpus is not a setting"),
-        ("pipeline.stages=9", "pipeline.stages is 9, the model has 7 layers"),
     ],
 )
 def test_wrong_settings_are_named(setting: str, message: str) -> None:

@@ -1,7 +1,6 @@
 """What layers compute that no pipeline repeats or sends, with a part of the sentence that says so."""
 
 import itertools
-import time
 
 import numpy as np
 import torch
@@ -10,10 +9,7 @@ from torch import nn
 from tests.experiments.custom.grammar import Layer, W, layer, production
 
 CALLS = itertools.count(1)
-GLOBAL = nn.Linear(W, W)
 NO_TENSOR = "it must return one tensor or a tuple of tensors"
-AGAIN = "returns other values for the same inputs and seeds"
-OUTSIDE = "it uses something outside that changes"
 
 
 # ------------------------------------------------------------------------------------------ outputs
@@ -27,11 +23,6 @@ def returns_nothing(self, x):
 @layer(f"returns a dict; {NO_TENSOR}")
 def returns_a_dict(self, x):
     return {"x": self.inner(x)}
-
-
-@layer(NO_TENSOR)
-def returns_a_number_too(self, x):
-    return self.inner(x), 3.0
 
 
 @layer("returns a tuple among its outputs")
@@ -143,12 +134,6 @@ def changes_its_input(self, x):
 
 
 @layer("changes its inputs in place")
-def changes_a_view_of_its_input(self, x):
-    x.view(-1)[:3].zero_()
-    return self.inner(x)
-
-
-@layer("changes its inputs in place")
 def changes_the_data_of_its_input(self, x):
     x.data.clamp_(-0.1, 0.1)
     return self.inner(x)
@@ -239,14 +224,9 @@ def removes_a_buffer(self, x):
     return self.inner(x)
 
 
-@layer(OUTSIDE)
+@layer("it uses something outside that changes")
 def counts_outside(self, x):
     return self.inner(x) / next(CALLS)
-
-
-@layer(AGAIN)
-def reads_the_clock(self, x):
-    return self.inner(x) * (time.perf_counter() % 1)
 
 
 @layer("would not repeat its forward: it draws from its own generator own; keep", own=torch.Generator)
@@ -259,7 +239,7 @@ def draws_from_a_numpy_generator(self, x):
     return self.inner(x) * self.own.random()
 
 
-@layer(AGAIN)
+@layer("returns other values for the same inputs and seeds")
 def asks_whether_there_is_a_graph(self, x):
     return self.inner(x) * (2 if torch.is_grad_enabled() else 1)
 

@@ -181,11 +181,6 @@ def has_a_lock():
     return [Layer(lambda self, x: self.inner(x), lock=threading.Lock())]
 
 
-@production("cannot be copied")
-def has_a_python_module():
-    return [Layer(lambda self, x: self.inner(x), torch=torch)]
-
-
 class Uncopied(nn.Linear):
     def __deepcopy__(self, memo):
         raise RuntimeError("not twice")
@@ -293,11 +288,6 @@ def has_a_view_of_a_changing_buffer():
 def meta_without_reset():
     with torch.device("meta"):
         return [Layer(lambda self, x: self.inner(x) * self.w, w=nn.Parameter(torch.empty(W)))]
-
-
-@production("is on the meta device, and others")
-def partly_on_meta():
-    return [Layer(lambda self, x: self.w(self.inner(x)), w=nn.Linear(W, W, device="meta"))]
 
 
 @production("its table is on the meta device, and others of its tensors are not")

@@ -12,7 +12,7 @@ from suite.data.images.prepare import folder_of_images, prepare_images
 from suite.data.images.sets import read_folder
 from suite.data.images.transforms import ImageData, random_resized_crop, resize_and_center_crop
 from suite.data.packages import UnreachableError
-from suite.errors import DataError, SettingError
+from suite.errors import DataError
 from suite.settings import ImageSettings, ImageTrainSettings
 from tests.suite.data.images.pictures import SIZE, images, write_folder, write_idx
 
@@ -193,15 +193,6 @@ def test_the_same_images_however_they_are_dealt_out(data, folder):
         assert {share.divisor for share in shares} == {12.0}
 
 
-def test_an_epoch_has_every_image_once_and_the_next_in_another_order(data, folder):
-    one = batches(data, folder, batch=16)
-    epochs = [[row for step in range(4 * at, 4 * at + 4) for row in one.rows(step)] for at in range(2)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(64))
-    assert epochs[0] != epochs[1]
-    assert batches(data, folder, batch=24).rows(2)[16:] == epochs[1][:8]
-    assert batches(data, folder, seed=1).rows(0) != one.rows(0)[:12]
-
-
 def test_held_out_images_come_in_their_order_as_they_are(data, folder):
     train = ImageTrainSettings(batch_images=12, test_images=17)
     found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, 1, 5).held_out()
@@ -226,11 +217,6 @@ def test_a_stage_gets_only_what_it_uses_and_the_last_one_reads_no_images(data, f
     assert {*first.targets, *last.inputs} == {()}
     for part in (first, last):
         assert (part.divisor, part.offset, len(part)) == (both.divisor, both.offset, len(both))
-
-
-def test_more_replicas_than_images_are_refused(data, folder):
-    with pytest.raises(SettingError, match=r"train\.batch_images=3 is too small for 4 replicas"):
-        batches(data, folder, replicas=4, batch=3)
 
 
 def test_a_shift_moves_each_image_by_up_to_an_eighth_and_fills_with_grey():
