@@ -27,7 +27,7 @@ BUDGETS = {
     "launch/worker": 1926,
     "experiments": 173,
     "experiments/base": 1148,
-    "experiments/custom": 1952,
+    "experiments/custom": 1958,
     "experiments/huggingface": 410,
     "experiments/images": 275,
     "experiments/language_model": 232,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 50_194
+MOST_LINES_OF_TESTS = 49_689
 
 
 def files() -> list[Path]:

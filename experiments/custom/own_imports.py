@@ -13,6 +13,9 @@ from suite.errors import SettingError
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that this code runs from: a checkout, or a job's copy of it on any node."""
 
+PACKAGES = ("suite", "models", "experiments", "launch")
+"""Those of the suite there."""
+
 
 def search_last(folder: Path) -> None:
     """Makes ``folder`` the last one in which Python looks for modules; Python itself puts a script's folder first."""
@@ -41,16 +44,19 @@ def imported_files(file: Path) -> list[Path]:
 
 
 def _own_imports(folder: Path, file: Path | None, names: tuple[str, ...]) -> Iterator[tuple[str, str, Path]]:
-    """Yields (importer, dotted name, file of the folder that an import of the name executes)."""
+    """Yields (importer, dotted name, file of the folder that an import of the name executes), each file once; of a
+    checkout none of the suite's own."""
     waiting = [(str(file or folder), name) for name in (*names, *(_imported(file) if file else ()))]
-    seen = {name for _, name in waiting}
+    followed, others = set[Path](), PACKAGES if folder == ROOT else ()
     while waiting:
         importer, name = waiting.pop()
+        if name.partition(".")[0] in others:
+            continue
         for path in _own_files(folder, name):
-            yield importer, name, path
-            new = set(_imported(path)) - seen
-            seen |= new
-            waiting += [(str(path), other) for other in sorted(new)]
+            if path not in followed:
+                followed.add(path)
+                yield importer, name, path
+                waiting += [(str(path), other) for other in sorted({*_imported(path)})]
 
 
 def _imported(file: Path) -> Iterator[str]:

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from experiments.custom.own_imports import check_names, search_last
+from experiments.custom import own_imports
+from experiments.custom.own_imports import ROOT, check_names, search_last
 from suite.errors import SettingError
 
 
@@ -67,6 +68,17 @@ def test_a_module_of_the_current_folder_is_checked_too(tmp_path):
     write(tmp_path, models__net="")
     with pytest.raises(SettingError, match="rename models"):
         check_names(tmp_path, None, ("models.net",))
+
+
+def test_each_file_is_read_once_and_none_of_the_suite(tmp_path, monkeypatch):
+    read, imported = [], own_imports._imported
+    monkeypatch.setattr(own_imports, "_imported", lambda file: read.append(file) or imported(file))
+    write(tmp_path, own="import net.a, net.b", net____init__="import net.a", net__a="from net import b", net__b="")
+    check_names(tmp_path, tmp_path / "own.py")
+    assert sorted(path.stem for path in read) == ["__init__", "a", "b", "own"]
+    read.clear()
+    check_names(ROOT, None, ("tests.quick_measuring",))
+    assert {path.stem for path in read} == {"__init__", "quick_measuring"}
 
 
 def test_a_folder_is_searched_last(tmp_path, monkeypatch):
