@@ -17,7 +17,6 @@ from tests.bench.peers.cell import Cell
 from tests.bench.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD
 from tests.bench.peers.workload import SyntheticWork, TranslationWork
 from tests.bench.results import TOLERANCE
-from tests.marks import slow_but_for
 
 SLEEPERS = SyntheticWork(3, 6, forward_s=0.0, shape=(2, 3, 4))
 REPLICAS = SyntheticWork(2, 2, replicas=2, forward_s=0.0, parameters=300, shape=(2, 3, 4))
@@ -29,9 +28,8 @@ def here(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "work", slow_but_for([SLEEPERS], [SLEEPERS, REPLICAS, SENTENCES]), ids=["sleeping", "replicas", "translation"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [SLEEPERS, REPLICAS, SENTENCES], ids=["sleeping", "replicas", "translation"])
 def test_all_entrants_have_the_gradients_of_one_process(work):
     layers, _ = work.build()
     costs = [LayerCost(1.0, 1.0, 2.0, 0.0, 1, 8, 8, 8, 8, 8, 8, 8)] * len(layers)  # decide only cells and limit

@@ -58,7 +58,7 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "WANDB_MODE": "offline"}
 
 
-def gpipe(folder, *arguments, code=0, timeout_s=200):
+def gpipe(folder, *arguments, code=0, timeout_s=500):
     """Runs the command line in a process of its own, in ``folder``; returns what it printed."""
     done = subprocess.run(
         command(*arguments),
@@ -89,7 +89,7 @@ for arguments in {commands!r}:
 """
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=folder, env=environment() | variables, capture_output=True, text=True,
-        timeout=200, check=False,
+        timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -14,6 +14,7 @@ from experiments.registry import experiments, find, resolve
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
+from tests.marks import slow_but_for
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 FARM = Cluster(devices=128, bytes_per_device=16 * GIB, kind="gpu")
@@ -182,7 +183,7 @@ def test_an_unknown_name_is_refused_with_the_closest() -> None:
         resolve("t128_b6", "auto", LAPTOP)
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
+@pytest.mark.parametrize("name", slow_but_for(NAMES[:1], NAMES[:2]))
 def test_auto_takes_paper_where_it_fits_and_laptop_elsewhere(name: str) -> None:
     large, line = resolve(name, "auto", FARM)
     assert large == find(name)

@@ -21,6 +21,7 @@ from suite.pipeline.planning.sample import MicroBatch
 from suite.pipeline.runtime.skip import call
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings
+from tests.marks import slow_but_for
 from tests.suite.pipeline.planning.costs import ZERO
 
 SHAPE = TransformerShape(2, 24, 40, 3, 50, head_width=8)
@@ -69,7 +70,10 @@ def by_torch(made, loss, inputs, targets):
     return forward.get_total_flops(), backward.get_total_flops()
 
 
-@pytest.mark.parametrize(("name", "precision"), [*((name, "fp32") for name in CASES), ("T(L, H, A)", "bf16")])
+COUNTED = [*((name, "fp32") for name in CASES), ("T(L, H, A)", "bf16")]
+
+
+@pytest.mark.parametrize(("name", "precision"), slow_but_for({*COUNTED} - {("AmoebaNet-D", "fp32")}, COUNTED))
 def test_the_count_equals_torchs_forward_and_backward(name, precision):
     make, loss, inputs, targets = CASES[name]
     forwards, backwards = zip(*counted(on_meta(make), loss, inputs, targets, precision), strict=True)
