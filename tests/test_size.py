@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "launch": 1319,
     "launch/backends": 1721,
-    "launch/diagnostics": 726,
+    "launch/diagnostics": 727,
     "launch/diff": 955,
     "launch/inference": 1163,
     "launch/jobs": 659,
@@ -34,7 +34,7 @@ BUDGETS = {
     "experiments/planning": 1368,
     "experiments/report": 284,
     "experiments/scaling": 135,
-    "experiments/sweeps": 1992,
+    "experiments/sweeps": 1996,
     "experiments/tables": 609,
     "experiments/translation": 454,
     "models": 1290,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 49_692
+MOST_LINES_OF_TESTS = 49_718
 
 
 def files() -> list[Path]:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """The folder that this code runs from: a checkout, or a job's copy of it on any node."""
 
 PACKAGES = ("suite", "models", "experiments", "launch")
-"""Those of the suite there."""
+"""The suite's own in ROOT."""
 
 
 def search_last(folder: Path) -> None:
@@ -47,10 +47,10 @@ def _own_imports(folder: Path, file: Path | None, names: tuple[str, ...]) -> Ite
     """Yields (importer, dotted name, file of the folder that an import of the name executes), each file once; of a
     checkout none of the suite's own."""
     waiting = [(str(file or folder), name) for name in (*names, *(_imported(file) if file else ()))]
-    followed, others = set[Path](), PACKAGES if folder == ROOT else ()
+    followed, skipped = set[Path](), PACKAGES if folder == ROOT else ()
     while waiting:
         importer, name = waiting.pop()
-        if name.partition(".")[0] in others:
+        if name.partition(".")[0] in skipped:
             continue
         for path in _own_files(folder, name):
             if path not in followed:

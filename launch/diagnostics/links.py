@@ -51,7 +51,8 @@ BEGIN_S, ROUND_S = 60.0, 30.0
 """Seconds for the workers to meet and reduce, and for each round: gloo and NCCL connect on the first message."""
 
 ALL_PAIRS = 8
-"""Up to this many nodes every pair is measured; above, each node with the next, in at most three rounds."""
+"""Up to this many nodes, a power of two, every pair is measured; above, each node with the next, in at most three
+rounds."""
 
 SLOW = 100e6
 """Bytes a second. A gigabit port gives 117 million; below 100, a port or cable has fallen back to a lower speed or

@@ -74,6 +74,7 @@ def test_the_list_of_commands_is_fixed():
         ),
         (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,60"], ["hold 130 layers", "1 left out"]),
         (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),
+        (["resume", "nothing", "--launcher", "rai"], ["unknown launcher 'rai'; did you mean ray?"]),
         (["sweep", "depth_wide"], ["there is no sweep 'depth_wide'", "did you mean depth_width"]),
         (["sweep", "depth_width", "--scale", "laptp"], ["no scale 'laptp'", "did you mean laptop"]),
         (["sweep", "depth_width", "--scale", "paper"], ["at scale paper", "needs 8 GPUs", "CPU core"]),

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.report.figure import INK, new_figure, thinned
 from experiments.report.page import Picture
 from experiments.sweeps.report.margins import t_margin
-from experiments.sweeps.report.results import CHRF, NLL, Results
+from experiments.sweeps.report.results import BILINGUAL_MODELS, CHRF, NLL, Results
 from experiments.sweeps.report.score_tables import Group
 from experiments.sweeps.report.verdicts import above_baseline
 from suite.evaluation.scores import MEASURES
@@ -25,14 +25,18 @@ def score_pictures(results: Results, groups: Sequence[Group]) -> list[Picture]:
         name = MEASURES[metric.name]
         points: dict[str, list[tuple[int, float, float]]] = {}
         for place, group in enumerate(groups):
-            for model, label, languages in group.models:
+            for name_here, label, languages in group.models:
+                model = BILINGUAL_MODELS if label == BILINGUAL_MODELS else name_here
                 if values := results.means(label, languages, metric):
                     points.setdefault(model, []).append((place, statistics.fmean(values), t_margin(values)))
         figure, axis = new_figure("", name, SIZE)
         draw_points(axis, points)
         axis.set_xticks(range(len(groups)), [group.where.replace(": ", "\n") for group in groups])
-        figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+        if points:
+            figure.legend(loc="outside right upper", frameon=False, fontsize=8)
         caption = f"{name}: mean and 95% interval over seeds (measured)."
+        if BILINGUAL_MODELS in points:
+            caption += " Bilingual models: of the languages that have one."
         pictures.append(Picture(f"scores-{metric.name}", figure, caption))
     return pictures
 

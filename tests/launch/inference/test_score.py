@@ -26,7 +26,7 @@ from launch.inference.decoding_methods import BeamSearch
 from launch.inference.export import export
 from launch.inference.held_out_samples import described, translate_held_out
 from launch.inference.model_text import load_data, source_of
-from launch.inference.score import _print_scores, directions, score_run, scored_rows
+from launch.inference.score import Direction, _print_scores, directions, score_run, scored_rows
 from launch.inference.translate import translate
 from launch.runs.store import RunFolder, find_run, named_run
 from launch.watching.translation_samples import score_section
@@ -104,6 +104,17 @@ def test_the_files_of_scores(scored):
     assert len({line for lines in texts("hyp").values() for line in lines}) > 5
     chrf = [one["chrf"] for one in scored["directions"].values()]
     assert scored["macro"]["chrf"]["all"] == pytest.approx(sum(chrf) / 4)
+
+
+@pytest.mark.parametrize("into_english", [False, True])
+def test_pairs_with_a_placeholder_in_their_english_are_left_out_of_the_plain_scores(into_english):
+    english, other = ["open %s now", "the red house", "a cat"], ["x y z", "das rote %s Haus", "eine Katze"]
+    lines, references = (other, english) if into_english else (english, other)
+    source, target = ("de", "en") if into_english else ("en", "de")
+    direction = Direction("de", source, target, [[]] * 3, [[1], [1, 2], [1]], lines, references)
+    record = direction.record(references, [9.0, 3.0, 2.0])
+    assert (record["pairs"], record["nll"]) == (3, 14 / 7)
+    assert (record["plain"]["pairs"], record["plain"]["nll"]) == (2, 5 / 5)
 
 
 def test_each_direction_is_printed_and_what_the_means_are_of(scored):

@@ -54,6 +54,7 @@ def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
     assert command.arguments[:2] == ("experiment", "own/own.py:text")
     resumed = job_command(JobRequest(f"{tmp_path}/own.py:text", run="text/1"))
     assert (resumed.arguments, resumed.own) == (("resume", "text/1"), command.own)
+    assert command.source == resumed.source == f"{tmp_path}/own.py:text"
     said = []
     package = tmp_path / "package"
     copy_checkout(ROOT, package, said.append, own=command.own)

@@ -219,6 +219,14 @@ def test_a_stage_gets_only_what_it_uses_and_the_last_one_reads_no_images(data, f
         assert (part.divisor, part.offset, len(part)) == (both.divisor, both.offset, len(both))
 
 
+def test_another_seed_has_other_rows_and_other_flips(data, folder):
+    one, other = (batches(data, folder, seed=seed, flip=True) for seed in (0, 1))
+    rows, own_rows = (joined(made.batch(0, 0)) for made in (one, other))
+    assert not rows[1].equal(own_rows[1])
+    flipped, own_flipped = (made._read(range(12), 0, slice(12))[0]() for made in (one, other))
+    assert not flipped.equal(own_flipped)
+
+
 def test_a_shift_moves_each_image_by_up_to_an_eighth_and_fills_with_grey():
     x = torch.arange(1.0, 65.0).view(1, 1, 8, 8)
     still, right = random_shift(x, torch.tensor([[0.5, 0.5]])), random_shift(x, torch.tensor([[0.0, 0.5]]))
