@@ -11,7 +11,7 @@ import torch
 
 from experiments.custom import layer_check
 from experiments.custom.trial import Trial
-from tests.experiments.custom.grammar import PRODUCTIONS, draw
+from tests.experiments.custom.grammar import PRODUCTIONS, Layer, W, draw
 from tests.experiments.custom.grammar_run import outcomes, refusal
 
 FOUND = (1029,)
@@ -38,3 +38,7 @@ def test_what_a_pipeline_cannot_repeat_send_or_copy_is_refused_with_the_reason_a
 def test_other_rows_of_a_single_row_have_other_columns():
     (layer,) = PRODUCTIONS["adds_its_first_rows"].make()
     assert "returns other values after other rows" in layer_check.refusal(Trial(layer, (torch.arange(1.0, 7.0)[None],)))
+
+
+def test_values_that_are_nan_each_time_are_the_same():
+    assert not layer_check.refusal(Trial(Layer(lambda _, x: x * torch.nan), (torch.ones(4, W),)))
