@@ -27,7 +27,7 @@ BUDGETS = {
     "launch/worker": 1926,
     "experiments": 173,
     "experiments/base": 1148,
-    "experiments/custom": 1958,
+    "experiments/custom": 1956,
     "experiments/huggingface": 410,
     "experiments/images": 275,
     "experiments/language_model": 232,

@@ -13,9 +13,6 @@ from suite.errors import SettingError
 ROOT = Path(__file__).resolve().parents[2]
 """The folder that this code runs from: a checkout, or a job's copy of it on any node."""
 
-PACKAGES = ("suite", "models", "experiments", "launch")
-"""The suite's own in ROOT."""
-
 
 def search_last(folder: Path) -> None:
     """Makes ``folder`` the last one in which Python looks for modules; Python itself puts a script's folder first."""
@@ -47,7 +44,8 @@ def _own_imports(folder: Path, file: Path | None, names: tuple[str, ...]) -> Ite
     """Yields (importer, dotted name, file of the folder that an import of the name executes), each file once; of a
     checkout none of the suite's own."""
     waiting = [(str(file or folder), name) for name in (*names, *(_imported(file) if file else ()))]
-    followed, skipped = set[Path](), PACKAGES if folder == ROOT else ()
+    skipped = ("suite", "models", "experiments", "launch") if folder == ROOT else ()
+    followed = set[Path]()
     while waiting:
         importer, name = waiting.pop()
         if name.partition(".")[0] in skipped:
