@@ -159,7 +159,9 @@ def test_which_network_nccl_uses():
 def test_this_machine_alone_without_ray(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     findings, answered = doctor.examine(LocalProbe(), str(tmp_path), PATIENCE_S)
-    assert {one.subject for one in findings} >= {"versions", "devices", "storage"}
+    subjects = {one.subject for one in findings}
+    assert subjects >= {"versions", "devices", "storage"}
+    assert "nodes" not in subjects
     assert [node.id for node in answered] == [""]  # it has no links to measure
     assert list(tmp_path.iterdir()) == []
 
