@@ -25,10 +25,10 @@ def score_pictures(results: Results, groups: Sequence[Group]) -> list[Picture]:
         name = MEASURES[metric.name]
         points: dict[str, list[tuple[int, float, float]]] = {}
         for place, group in enumerate(groups):
-            for name_here, label, languages in group.models:
-                model = BILINGUAL_MODELS if label == BILINGUAL_MODELS else name_here
+            for model, label, languages in group.models:
+                series = BILINGUAL_MODELS if label == BILINGUAL_MODELS else model
                 if values := results.means(label, languages, metric):
-                    points.setdefault(model, []).append((place, statistics.fmean(values), t_margin(values)))
+                    points.setdefault(series, []).append((place, statistics.fmean(values), t_margin(values)))
         figure, axis = new_figure("", name, SIZE)
         draw_points(axis, points)
         axis.set_xticks(range(len(groups)), [group.where.replace(": ", "\n") for group in groups])

@@ -1,6 +1,6 @@
 """A model out of odd layers trains as plain PyTorch trains the user's own objects, or one sentence refuses it.
 
-RANDOM_LAYERS=300 pytest -m "" -n 0 --timeout 0 tests/experiments/custom/test_grammar.py      so many models
+RANDOM_LAYERS=300 pytest -n 0 --timeout 0 tests/experiments/custom/test_grammar.py      so many models
 """
 
 import os
@@ -17,15 +17,15 @@ from tests.experiments.custom.grammar_run import outcomes, refusal
 FOUND = (1029,)
 """Seeds that trained something else: a first layer that drops itself got no gradient (mended)."""
 
-FEW, COUNT = 30, int(os.environ.get("RANDOM_LAYERS", "400"))
+COUNT = int(os.environ.get("RANDOM_LAYERS", "30"))
+"""``make test-faults`` has two thousand."""
 
 
-@pytest.mark.parametrize("seeds", [(*range(FEW), *FOUND), pytest.param(range(FEW, COUNT), marks=pytest.mark.slow)])
-def test_models_train_as_plain_pytorch_or_are_refused_in_one_sentence(seeds):
-    found = outcomes([f"{draw.__name__}:seed_{seed}" for seed in seeds])
+def test_models_train_as_plain_pytorch_or_are_refused_in_one_sentence():
+    found = outcomes([f"{draw.__name__}:seed_{seed}" for seed in (*range(COUNT), *FOUND)])
     counts = Counter(said.split(":")[0] for said in found.values())
     assert not {source: said for source, said in found.items() if said.split(":")[0] not in ("trained", "refused")}
-    assert counts["trained"] > len(seeds) / 2, counts
+    assert counts["trained"] > COUNT / 2, counts
 
 
 @pytest.mark.parametrize("name", PRODUCTIONS)
