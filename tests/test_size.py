@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "launch": 1319,
     "launch/backends": 1721,
-    "launch/diagnostics": 727,
+    "launch/diagnostics": 792,
     "launch/diff": 955,
     "launch/inference": 1163,
     "launch/jobs": 659,
-    "launch/planning": 492,
+    "launch/planning": 493,
     "launch/runs": 507,
-    "launch/supervision": 722,
+    "launch/supervision": 734,
     "launch/sweeps": 599,
     "launch/tracking": 553,
     "launch/train": 754,
@@ -31,7 +31,7 @@ BUDGETS = {
     "experiments/huggingface": 410,
     "experiments/images": 275,
     "experiments/language_model": 232,
-    "experiments/planning": 1368,
+    "experiments/planning": 1374,
     "experiments/report": 284,
     "experiments/scaling": 135,
     "experiments/sweeps": 1996,
@@ -43,7 +43,7 @@ BUDGETS = {
     "suite/decoding": 477,
     "suite/evaluation": 292,
     "suite/pipeline/model": 1181,
-    "suite/pipeline/planning": 3444,
+    "suite/pipeline/planning": 3453,
     "suite/pipeline/runtime": 2512,
     "suite/pipeline/schedule": 1478,
     "suite/training": 4136,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 49_724
+MOST_LINES_OF_TESTS = 49_804
 
 
 def files() -> list[Path]:

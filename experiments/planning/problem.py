@@ -142,9 +142,14 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
         is_gpu, memory = cluster.kind == "gpu", cluster.bytes_per_device
         process = GPU_PROCESS_BYTES if is_gpu else 0
         device = replace(DEVICES["TPUv3"], memory_bytes=memory, is_cuda=is_gpu, process_bytes=process)
-    reduce = device.link if cluster.device is not None else math.inf
+    reduce = device.messages if cluster.device is not None else Link()
     machine = Machine(
-        cluster.bytes_per_device, device.process_bytes, device.messages, reduce, transport=cluster.transport
+        cluster.bytes_per_device,
+        device.process_bytes,
+        device.messages,
+        reduce.bytes_per_s,
+        reduce.latency_s,
+        transport=cluster.transport,
     )
     share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
     source = f"operations and bytes over {device.name}{share}"
@@ -267,18 +272,19 @@ def reserved_bytes(work: Measurable, cluster: Cluster, memory: int) -> int:
 
 
 def across_nodes(machine: Machine, placement: Placement, cluster: Cluster) -> Machine:
-    """Returns the machine with the link of each pair of neighbouring stages, and the rate of the all-reduce over
-    replicas: the slower of the two kinds where replicas span nodes. An unmeasured network of CPUs counts like the
-    links inside a node."""
+    """Returns the machine with the link of each pair of neighbouring stages, and the rate and latency between replicas:
+    of the slower of the two kinds where replicas span nodes. An unmeasured network of CPUs counts like the links inside
+    a node."""
     network = cluster.between
     if network is None:
         return machine
     assert isinstance(machine.link, Link)
     link = Links(machine.link, network, placement.cuts) if placement.cuts else machine.link
-    reduce = machine.reduce_bytes_per_s
+    rate, latency_s = machine.reduce_bytes_per_s, machine.reduce_latency_s
     if placement.spread:
-        reduce = min(reduce, (cluster.reduction or network).bytes_per_s)
-    return replace(machine, link=link, reduce_bytes_per_s=reduce)
+        rate = min(rate, (cluster.reduction or network).bytes_per_s)
+        latency_s = max(latency_s, network.latency_s)
+    return replace(machine, link=link, reduce_bytes_per_s=rate, reduce_latency_s=latency_s)
 
 
 def _gbit_per_s(link: Link) -> str:

@@ -1,8 +1,8 @@
 """Measures the links between nodes: latency and bandwidth of pairs and of an all-reduce, between workers that Ray
 places like a run's. Plans use the slowest pair, and the all-reduce. A run measures the links inside a node itself.
 
-    round 0   a - b   c - d      pairs without a common node are measured at once, as a run uses them
-    round 1   a - c   b - d
+    round 0   a - b   c - d      pairs without a common node are measured at once, as a run uses them,
+    round 1   a - c   b - d      and in each pair all GPUs of a node, each with the one of its index
 
 Two message sizes give both: the small one costs the latency, and the large one's extra time is due to its bytes.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import combinations, pairwise
@@ -62,13 +62,34 @@ COMPARED_BYTES = 2**20
 """Size of the message by which links are compared."""
 
 Pair = tuple[int, int]
+Worker = tuple[Host, int]
+"""A node and a number of the worker there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which worker this is: one of ``per_node`` on each of ``nodes`` nodes."""
+
+    node: int
+    index: int
+    nodes: int
+    per_node: int
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.per_node
+
+    def rank_on(self, node: int) -> int:
+        """Returns the rank of the worker of the same index on a node."""
+        return node * self.per_node + self.index
 
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """The links of pairs of ranks, and of the all-reduce of all ranks."""
+    """The links of a worker with those of its index on other nodes, and of the all-reduce over these."""
 
     pairs: dict[Pair, Link]
+    """By pair of nodes."""
     reduced: Link
     network: str = ""
     """What NCCL calls the network that it uses, such as IB or Socket; empty without it."""
@@ -77,29 +98,31 @@ class LinkMeasurements:
 class LinkActor:
     """A measuring process with one device."""
 
-    def ready(self, address: str) -> int:
-        """Opens a store at its node's address, which keeps its port open for this worker, and returns the port."""
+    def ready(self, address: str) -> tuple[str, int]:
+        """Opens a store at its node's address, which keeps its port open for this worker. Returns the GPU that Ray gave
+        it, empty without one, and the port."""
         use_interface_of(address)
         self._store = rendezvous_store(address)
         self._store.set_timeout(TIMEOUT)
-        return int(self._store.port)
+        return os.environ.get("CUDA_VISIBLE_DEVICES", ""), int(self._store.port)
 
-    def measure(self, rank: int, world: int, host: str, port: int, use_gpu: bool) -> LinkMeasurements:
-        """Measures with the other workers; they meet in the first one's store. Returns the pairs of which this is the
-        first rank."""
+    def measure(self, place: Place, host: str, port: int, use_gpu: bool) -> LinkMeasurements:
+        """Measures with the other workers; they meet in the first one's store. Returns the pairs of which this is on
+        the first node."""
+        rank = place.rank_on(place.node)
         store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=TIMEOUT)
         gpu = 0 if use_gpu else None  # a Ray worker sees only its own
         log = Path(tempfile.gettempdir()) / f"gpipe-nccl-{os.getpid()}"
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
-        device = init_process_group(rank, world, store, 1, gpu, TIMEOUT_S)
+        device = init_process_group(rank, place.world, store, 1, gpu, TIMEOUT_S)
         found: dict[Pair, Link] = {}
-        for pairs in rounds_of(world):
+        for pairs in rounds_of(place.nodes):
             dist.all_reduce(torch.zeros(1))  # all begin a round together
             for pair in pairs:
-                if rank in pair:
-                    link = _pair_link(sum(pair) - rank, device)
-                    found |= {pair: link} if rank == pair[0] else {}
-        reduced = _reduction(world, device)
+                if place.node in pair:
+                    link = _pair_link(place.rank_on(sum(pair) - place.node), device)
+                    found |= {pair: link} if place.node == pair[0] else {}
+        reduced = _reduction(place, device)
         dist.destroy_process_group()
         network = network_of(log.read_text()) if log.exists() else ""
         log.unlink(missing_ok=True)
@@ -133,13 +156,17 @@ def _pair_link(peer: int, device: torch.device) -> Link:
     return _fit_link(lambda size: one_way_s(peer, size, device), 1, agree_on)
 
 
-def _reduction(world: int, device: torch.device) -> Link:
+def _reduction(place: Place, device: torch.device) -> Link:
+    """Measures the all-reduces over the workers of each index, all at once, as replicas reduce."""
+    ranks = range(place.world)
+    groups = [dist.new_group(ranks[index :: place.per_node]) for index in range(place.per_node)]
+
     def reduce(size: int) -> float:
         values = torch.zeros(max(1, size // 4), device=device)
-        return time_s(lambda: dist.all_reduce(values), device)
+        return time_s(lambda: dist.all_reduce(values, group=groups[place.index]), device)
 
     link = _fit_link(reduce, 4, lambda size: dist.all_reduce(size, dist.ReduceOp.MIN))
-    return Link(link.latency_s, link.bytes_per_s * 2 * (world - 1) / world)
+    return Link(link.latency_s, link.bytes_per_s * 2 * (place.nodes - 1) / place.nodes)
 
 
 def _fit_link(measure_s: Callable[[int], float], small: int, agree_on: Callable[[Tensor], object]) -> Link:
@@ -153,32 +180,35 @@ def _fit_link(measure_s: Callable[[int], float], small: int, agree_on: Callable[
 
 
 def measure_links(nodes: Sequence[Host], cluster: str, log: Log) -> tuple[LinkSpeeds | None, list[Finding]]:
-    """Measures between workers of a cluster's nodes, one on each that has a device. One that cannot be placed is a
-    fault and left out. Returns the speeds for plans; None with fewer than two workers, or if they do not connect."""
+    """Measures between the nodes of a cluster that have a device: with a worker on each GPU, or one on each node of
+    CPUs. Returns the speeds for plans; None with fewer than two nodes, or if they do not connect."""
     import ray
 
     use_gpu = any(node.gpus for node in nodes)
-    workers = [node for node in nodes if (node.gpus if use_gpu else node.cpus)]
-    if len(workers) < 2:
+    counts = {node: node.gpus if use_gpu else min(1, node.cpus or 0) for node in nodes}
+    wanted = [(node, number) for node, count in counts.items() for number in range(count or 0)]
+    if len({node for node, _ in wanted}) < 2:
         return None, []
     needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if use_gpu else {"num_cpus": 1}
-    actors = {node: start_on(node.id, LinkActor, **needs) for node in workers}
+    actors = {worker: start_on(worker[0].id, LinkActor, **needs) for worker in wanted}
     try:
-        ports, unplaced = collect({node: actors[node].ready.remote(node.address) for node in workers}, PLACE_S)
-        remedy = "another run may use its devices (ray status): wait for it, stop it, or add nodes"
-        found = [
-            fault("placement", f"{node.name}: no worker is ready: {why}", remedy) for node, why in unplaced.items()
-        ]
-        placed = [node for node in workers if node in ports]
+        calls = {worker: actor.ready.remote(worker[0].address) for worker, actor in actors.items()}
+        ready, late = collect(calls, PLACE_S)
+        placed, found = _placed(ready, late, wanted)
         if len(placed) < 2:
             return None, found
-        rounds = rounds_of(len(placed))
-        log(f"measuring {sum(map(len, rounds))} links between {len(placed)} nodes")
-        first = placed[0]
+        per_node, rounds = len(placed[0]), rounds_of(len(placed))
+        log(f"measuring {per_node * sum(map(len, rounds))} links between {len(placed)} nodes")
+        first = placed[0][0]
+        places = {
+            worker: Place(node, index, len(placed), per_node)
+            for node, workers in enumerate(placed)
+            for index, worker in enumerate(workers)
+        }
         answers, silent = collect(
             {
-                node: actors[node].measure.remote(rank, len(placed), first.address, ports[first], use_gpu)
-                for rank, node in enumerate(placed)
+                worker: actors[worker].measure.remote(place, first[0].address, ready[first][1], use_gpu)
+                for worker, place in places.items()
             },
             BEGIN_S + ROUND_S * len(rounds),
         )
@@ -186,16 +216,51 @@ def measure_links(nodes: Sequence[Host], cluster: str, log: Log) -> tuple[LinkSp
         for actor in actors.values():
             ray.kill(actor)
     if silent:
-        node, why = next(iter(silent.items()))
+        (node, _), why = next(iter(silent.items()))
         remedy = "open TCP between all nodes from port 10002 on, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         return None, [*found, fault("links", f"they could not be measured: {node.name}: {why}", remedy)]
-    pairs = {pair: link for answer in answers.values() for pair, link in answer.pairs.items()}
-    slowest = max(pairs.values(), key=lambda link: link.seconds(COMPARED_BYTES))
-    reduced = answers[first].reduced
-    found += findings_of({(placed[a].name, placed[b].name): link for (a, b), link in pairs.items()})
-    found.append(ok("all-reduce", f"{len(placed)} workers: {format_link(reduced)}"))
-    found += networks({node.name: answer.network for node, answer in answers.items()})
-    return LinkSpeeds(cluster, slowest, reduced), found
+    names = {worker: f"{worker[0].name} GPU {gpu}" if gpu else worker[0].name for worker, (gpu, _) in ready.items()}
+    speeds, summary = _summary(cluster, placed, names, answers)
+    return speeds, [*found, *summary]
+
+
+def _placed(
+    ready: Mapping[Worker, tuple[str, int]], late: Mapping[Worker, str], wanted: Sequence[Worker]
+) -> tuple[list[list[Worker]], list[Finding]]:
+    """Returns the workers of each node that has any, in the order of their GPUs and equally many on each; and a finding
+    for each node that lacks some."""
+    remedy = "another run may use its devices (ray status): wait for it, stop it, or add nodes"
+    placed, found = [], []
+    for node in dict.fromkeys(node for node, _ in wanted):
+        workers = sorted((worker for worker in ready if worker[0] == node), key=lambda worker: ready[worker])
+        if reasons := [why for worker, why in late.items() if worker[0] == node]:
+            lacking = f"{len(reasons)} of {len(reasons) + len(workers)} workers are not ready: {reasons[0]}"
+            found.append((warning if workers else fault)("placement", f"{node.name}: {lacking}", remedy))
+        if workers:
+            placed.append(workers)
+    least = min(map(len, placed), default=0)
+    return [workers[:least] for workers in placed], found
+
+
+def _summary(
+    cluster: str, placed: list[list[Worker]], names: Mapping[Worker, str], answers: Mapping[Worker, LinkMeasurements]
+) -> tuple[LinkSpeeds, list[Finding]]:
+    """Returns the speeds for plans, which are the slowest, and findings."""
+    links = {
+        (names[placed[a][index]], names[placed[b][index]]): link
+        for workers in placed
+        for index, worker in enumerate(workers)
+        for (a, b), link in answers[worker].pairs.items()
+    }
+    slowest = max(links.values(), key=_compared_s)
+    reduced = max((answers[worker].reduced for worker in placed[0]), key=_compared_s)
+    shared = ok("all-reduce", f"over {len(placed)} nodes: {format_link(reduced)}")
+    used = networks({worker[0].name: answer.network for worker, answer in answers.items()})
+    return LinkSpeeds(cluster, slowest, reduced), [*findings_of(links), shared, *used]
+
+
+def _compared_s(link: Link) -> float:
+    return link.seconds(COMPARED_BYTES)
 
 
 def networks(by_node: dict[str, str]) -> list[Finding]:
@@ -214,7 +279,7 @@ def findings_of(links: dict[tuple[str, str], Link]) -> list[Finding]:
     remedy = "check its ports and cables (ethtool), its limits (tc qdisc), and other traffic"
     slow = [names for names, link in links.items() if link.bytes_per_s < SLOW]
     port = f"less than a gigabit port's {SLOW / 1e6:.0f} MB/s"
-    slowest = max(links, key=lambda names: links[names].seconds(COMPARED_BYTES))
+    slowest = max(links, key=lambda names: _compared_s(links[names]))
     fine = ok("links", f"{len(links)} measured, the slowest {shown[slowest]}")
     return [warning("links", f"{shown[names]}; {port}", remedy) for names in slow] or [fine]
 

@@ -36,7 +36,7 @@ from suite.pipeline.planning.measure import COPIES, LEAST_ROUNDS, WARM_UPS
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 14
+VERSION = 15
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()
@@ -142,7 +142,8 @@ def _combine(measurements: Sequence[LayerMeasurements], cluster: Cluster) -> tup
     per_layer = zip(*(measurement.costs for measurement in measurements), strict=True)
     process_bytes = max(measurement.process_bytes for measurement in measurements)
     link = measurements[0].link
-    machine = Machine(cluster.bytes_per_device, process_bytes, link, link.bytes_per_s, transport=cluster.transport)
+    between = link, link.bytes_per_s, link.latency_s
+    machine = Machine(cluster.bytes_per_device, process_bytes, *between, transport=cluster.transport)
     return tuple(_combine_layer(costs) for costs in per_layer), machine
 
 

@@ -19,7 +19,7 @@ from experiments.custom.loading import absolute
 from launch import interrupts
 from launch.runs.store import resume_command
 from launch.supervision.attempt_log import AttemptLog
-from launch.supervision.failure import SAME_FAILURE, Cause, find_cause, reason_to_stop
+from launch.supervision.failure import SAME_FAILURE, SAME_HOST, Cause, find_cause, on_same_host, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
@@ -91,11 +91,13 @@ class Supervisor:
             max_restarts = self._experiment.train.max_restarts
             reason = reason_to_stop(self._causes, self._failures_since_checkpoint, max_restarts)
             number = self._attempt.number
-            if reason is not None and not (node := self._leave_out_node(cause, reason)):
+            suspicion = reason or (SAME_HOST if on_same_host(self._causes) else "")
+            node = self._leave_out_node(cause, suspicion)
+            if reason is not None and not node:
                 raise self._final_error(error, cause, reason) from error
             self._log(f"attempt {number} failed: {cause.message}")
-            if reason is not None:
-                self._log(f"{reason}; node {node} is left out, because others have free devices")
+            if node:
+                self._log(f"{suspicion}; node {node} is left out, because others have free devices")
             self._fit_to_devices(cause)
             self._log(f"attempt {number + 1} resumes from the newest valid checkpoint")
 
@@ -163,12 +165,14 @@ class Supervisor:
             + (f"\n{details}" if details else "")
         )
 
-    def _leave_out_node(self, cause: Cause, reason: str) -> str:
+    def _leave_out_node(self, cause: Cause, suspicion: str) -> str:
         """Leaves out the node of a failure that came twice; returns its name. Returns nothing if there is no other one,
         or if another one had the same failure: then the program is at fault."""
+        is_suspect = suspicion in (SAME_FAILURE, SAME_HOST) and cause.stage is not None
         count, most = self._failures_since_checkpoint, self._experiment.train.max_restarts
-        if reason != SAME_FAILURE or count > most or cause.stage is None or any(map(cause.same, self._left_out_for)):
+        if not is_suspect or count > most or any(map(cause.same, self._left_out_for)):
             return ""
+        assert cause.stage is not None
         coord = self._plan.coord(0, self._experiment.pipeline)
         self._left_out_for.append(cause)
         return self._launcher.leave_out(coord.rank_of(cause.replica or 0, cause.stage))

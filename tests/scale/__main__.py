@@ -1,5 +1,6 @@
 """``python -m tests.scale`` counts and simulates a start of 64 to 1,024 workers, and writes docs/results/scale.md."""
 
+import math
 import pickle
 import statistics
 import subprocess
@@ -7,15 +8,20 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from experiments.base.cluster import NETWORK
+from experiments.registry import find
 from launch.supervision.watchdog import PERIOD_S, StallDetector
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import Heartbeat, parse_heartbeat
 from suite.pipeline.model.topology import RankCoord
+from suite.pipeline.planning.devices import Machine
+from suite.pipeline.runtime.gradient_reducer import Shards, _buckets
 from tests.scale.joining import joined
 from tests.scale.starts import Machines, Start, simulate
 
@@ -62,6 +68,25 @@ def driver() -> Iterator[str]:
             detector.update({rank: heartbeat for rank, heartbeat in beats.items() if heartbeat}, PERIOD_S)
         share = (time.process_time() - begin) / 20 / PERIOD_S
         yield f"| {workers:,} | {workers:,} | {100 * share:.1f} | {used:.1f} |"
+
+
+def reductions() -> Iterator[str]:
+    """Yields the table of what the replicas of a stage of t128_6b reduce in a step, with K = 16 on H100s."""
+    yield "| R | buckets: all-reduces | with ZeRO-1: reductions | planned, s: bytes | messages |"
+    yield "|---|---|---|---|---|"
+    layers, _ = find("t128_6b").build()
+    parameters = [each for layer in layers[: len(layers) // 16] for each in layer.parameters()]
+    values = sum(each.numel() for each in parameters)
+    offsets = np.cumsum([0, *(each.numel() for each in parameters)])
+    buckets = [*_buckets(parameters[::-1])]
+    for _, replicas in SIZES:
+        size = -(-values // replicas)
+        shards = Shards({id(each): (int(at), size) for each, at in zip(parameters, offsets, strict=False)})
+        slices = sum(len(shards.slices(bucket)) for bucket in buckets)
+        machine = Machine(0, reduce_bytes_per_s=NETWORK.bytes_per_s, transport="nccl")
+        far = replace(machine, reduce_bytes_per_s=math.inf, reduce_latency_s=NETWORK.latency_s)
+        seconds = (4 * values * each.reduce_s_per_byte(replicas) for each in (machine, far))
+        yield f"| {replicas} | {len(buckets)} | {slices} | " + " | ".join(f"{each:.3f}" for each in seconds) + " |"
 
 
 def _json(beat: Heartbeat) -> bytes:
@@ -113,6 +138,7 @@ def main() -> None:
         f"{datetime.now(UTC):%Y-%m-%d}. No run had so many workers.", "",
         "## Meeting", "", *joining(), "", f"Each worker gets {attempt} bytes; it reads plan and experiment itself.", "",
         "## The driver (measured)", "", *driver(), "",
+        "## Reductions of a stage of t128_6b, K = 16 (counted, computed)", "", *reductions(), "",
         "## Starts (simulated)", "",
         f"A worker's imports take what was measured here, {min(imports):.1f} to {max(imports):.1f} s; those of eight "
         "workers, one node's, 60 times as long, because its disk is cold (assumed). After a death one other process "

@@ -3,6 +3,7 @@
 Each file has a process of its own, because Ray keeps its first settings, such as a token, until the process ends; so
 have the tests of other folders that are marked as slow, together. Files that start clusters use the same ports, so one
 lane runs them one after another; the other lane runs the other files, which both share once no clusters are left.
+Measurements come last, alone.
 """
 
 import subprocess
@@ -23,6 +24,7 @@ CLUSTERS = (
     "deploy", "diagnostics", "jobs", "sweeps", "test_driver", "test_hosts", "test_nodes",
     "test_ray_train", "test_unshared_node",
 )  # fmt: skip
+MEASUREMENTS = ("test_slow_links",)
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
 
@@ -31,7 +33,8 @@ def main() -> int:
     commit = _git("describe", "--always", "--dirty")
     files = [MARKED, *sorted(HERE.glob("*/test_*.py"))]  # the first takes long
     with_cluster = deque(path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem)))
-    others = deque(path for path in files if path not in with_cluster)
+    alone = deque(path for path in files if path.stem in MEASUREMENTS)
+    others = deque(path for path in files if path not in with_cluster and path not in alone)
     rows: dict[Path, str] = {}
     failed: list[Path] = []
     begun, lock = time.monotonic(), threading.Lock()
@@ -57,6 +60,7 @@ def main() -> int:
         lane.start()
     for lane in lanes:
         lane.join()
+    run_all(alone)
     print(f"{len(files) - len(failed)} of {len(files)} files passed; {OUTCOME.relative_to(ROOT)} has them all")
     return int(bool(failed))
 

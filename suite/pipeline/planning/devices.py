@@ -27,6 +27,7 @@ from suite.errors import SettingError
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.model.topology import MAX_CTAS, CellPair, TransportName
 from suite.pipeline.planning.simulate import Link, Links
+from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES, BUCKET_BYTES
 
 GIB, TERA, GIGA = 2**30, 1e12, 1e9
 
@@ -81,6 +82,8 @@ class Machine:
     """The links between stages."""
     reduce_bytes_per_s: float = float("inf")
     """The rate at which replicas reduce gradients, and gather weights with ZeRO-1."""
+    reduce_latency_s: float = 0.0
+    """The latency of a message between replicas."""
     p2p_bytes: int = 0
     """The bytes of one point-to-point communicator (``p2p_communicators``)."""
     cores: int | None = None
@@ -92,13 +95,19 @@ class Machine:
 
     def reduce_s_per_byte(self, replicas: int) -> float:
         """Returns the seconds in which replicas reduce a byte of gradients. A ring all-reduce sends every gradient
-        twice, ZeRO-1 every gradient and every weight once; except each worker's own share."""
-        return 2 * (replicas - 1) / replicas / self.reduce_bytes_per_s
+        twice, ZeRO-1 every gradient and every weight once; except each worker's own share. Each bucket waits for its
+        messages."""
+        bucket_bytes = BUCKET_BYTES if self.transport == "gloo" else ACCELERATOR_BUCKET_BYTES
+        latency_s = self._messages(replicas) * self.reduce_latency_s
+        return 2 * (replicas - 1) / replicas / self.reduce_bytes_per_s + latency_s / bucket_bytes
 
     def norm_all_reduce_s(self, workers: int) -> float:
-        """Returns the seconds of a small all-reduce over all workers: around a ring on gloo, in a tree on NCCL."""
-        messages = workers - 1 if self.transport == "gloo" else math.ceil(math.log2(workers))
-        return 2 * messages * self.link.slowest.latency_s
+        """Returns the seconds of a small all-reduce over all workers."""
+        return self._messages(workers) * max(self.link.slowest.latency_s, self.reduce_latency_s)
+
+    def _messages(self, workers: int) -> int:
+        """Returns the messages of an all-reduce that follow one another: around a ring on gloo, in a tree on NCCL."""
+        return 2 * (workers - 1 if self.transport == "gloo" else math.ceil(math.log2(workers)))
 
 
 GPU_PROCESS_BYTES = 19 * GIB // 10

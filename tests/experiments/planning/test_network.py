@@ -40,6 +40,7 @@ def test_neighbours_of_one_node_use_its_link_and_others_the_network(
     together = all(len(set(ids[stage::stages])) == 1 for stage in range(stages))
     slower = min(DEVICES[name].link, NETWORK.bytes_per_s)
     assert machine.reduce_bytes_per_s == (DEVICES[name].link if together else slower)
+    assert machine.reduce_latency_s == (0 if together else NETWORK.latency_s)
 
 
 def test_a_network_faster_than_the_links_inside_does_not_make_the_all_reduce_faster() -> None:

@@ -127,6 +127,18 @@ def test_links_that_are_slow():
     assert one.found.startswith("b - c: 0.1 ms, 50 MB/s; less than a gigabit port's")
 
 
+def test_as_many_workers_on_each_node_in_the_order_of_their_gpus():
+    a, b, c = NODES
+    ready = {(a, 0): ("1", 5), (a, 1): ("0", 9), (a, 2): ("2", 7), (b, 0): ("0", 5), (b, 2): ("1", 5)}
+    late = {(b, 1): "no answer in 60 s", (c, 0): "the actor died"}
+    placed, found = links._placed(ready, late, [*ready, *late])
+    assert placed == [[(a, 1), (a, 0)], [(b, 0), (b, 2)]]
+    assert [(one.level, one.found) for one in found] == [
+        ("warning", f"{b.name}: 1 of 3 workers are not ready: no answer in 60 s"),
+        ("fault", f"{c.name}: 1 of 1 workers are not ready: the actor died"),
+    ]
+
+
 def test_a_cluster_with_one_node_that_has_devices_has_no_links():
     assert links.measure_links([NODES[0], replace(NODES[1], cpus=0)], "head:6379", print) == (None, [])
 

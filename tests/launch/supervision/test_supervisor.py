@@ -88,14 +88,14 @@ def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attemp
 
 
 class Devices:
-    """Two spare nodes; some fail whatever runs on them."""
+    """Two spare nodes; some fail whatever runs on them, in the same place or at others."""
 
-    def __init__(self, bad, spares=2):
-        self.node, self.bad, self.spares, self.left_out = 0, bad, spares, []
+    def __init__(self, bad, spares=2, moves=False):
+        self.node, self.bad, self.spares, self.moves, self.left_out = 0, bad, spares, moves, []
 
     def run(self, attempt, experiment, watchdog):
         if self.node in self.bad:
-            where = FailureLocation(0, 1, 7, "F0", 3, f"node {self.node}", "log")
+            where = FailureLocation(0, 1, 7 + self.moves * attempt.number, "F0", 3, f"node {self.node}", "log")
             raise ProgramError(f"on node {self.node}: CUDA error", "RuntimeError", where)
 
     def available_devices(self, workers):
@@ -131,6 +131,23 @@ def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(tria
         with pytest.raises(WorkerError, match=f"Attempt {attempts} was the last: the same failure"):
             supervisor.run()
     assert len(read_attempt_lines(attempt.run.attempts)) == attempts
+    assert devices.left_out == left_out
+
+
+@pytest.mark.parametrize(
+    ("bad", "spares", "left_out"), [({0}, 2, [(1, 0)]), ({0}, 0, []), ({0, 1, 2}, 2, [(1, 0)])], ids=str
+)
+def test_a_node_whose_worker_fails_at_different_places_is_left_out_too(trials, bad, spares, left_out):
+    """With all nodes bad, the fourth failure is the last: max_restarts is 3."""
+    experiment, plan, attempt = trials.job(f"{STEPS} train.max_restarts=3")
+    devices, said = Devices(bad, spares, moves=True), []
+    supervisor = Supervisor(experiment, plan, attempt, devices, None, said.append)
+    if left_out and len(bad) == 1:
+        supervisor.run()
+        assert any("the last two exceptions were on the same node; node node 0 is left out" in line for line in said)
+    else:
+        with pytest.raises(WorkerError, match="Attempt 4 was the last: 4 failures without a new checkpoint"):
+            supervisor.run()
     assert devices.left_out == left_out
 
 

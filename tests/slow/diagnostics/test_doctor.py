@@ -173,7 +173,7 @@ def test_workers_that_find_no_place(hosts, probes, monkeypatch):
         ray.kill(holder)
     assert speeds is None
     assert levels_and_checks(found) == [("fault", "placement")] * 2
-    assert found[0].found == f"{taken.name}: no worker is ready: no answer in 3 s"
+    assert found[0].found == f"{taken.name}: 1 of 1 workers are not ready: no answer in 3 s"
 
 
 def gpipe(hosts, folder, *words):

@@ -17,6 +17,7 @@ from suite.pipeline.planning.partition import fewest_cells
 from suite.pipeline.planning.plan import make_plan
 from suite.pipeline.planning.simulate import CellCost, Link, Links, cell_costs, simulate
 from suite.pipeline.planning.stage_bytes import peak_bytes, peak_terms
+from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES, BUCKET_BYTES
 from suite.pipeline.schedule.flow_control import GLOO
 from suite.settings import PipelineSettings
 from tests.suite.pipeline.planning.costs import layer
@@ -68,6 +69,10 @@ def test_more_workers_take_longer_to_agree(workers, ring, tree):
     for link in (Link(0.5), across):
         assert replace(ROOMY, link=link).norm_all_reduce_s(workers) == ring * 0.5
         assert replace(ROOMY, link=link, transport="nccl").norm_all_reduce_s(workers) == tree * 0.5
+    far = replace(ROOMY, link=Link(0.25), reduce_latency_s=0.5)  # replicas on several nodes
+    assert far.norm_all_reduce_s(workers) == ring * 0.5
+    assert far.reduce_s_per_byte(workers) * BUCKET_BYTES == ring * 0.5  # once for each bucket
+    assert replace(far, transport="nccl").reduce_s_per_byte(workers) * ACCELERATOR_BUCKET_BYTES == tree * 0.5
 
 
 def test_messages_keep_their_two_stages_busy_and_those_that_stay_on_a_stage_do_not():

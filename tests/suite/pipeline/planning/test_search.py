@@ -23,7 +23,6 @@ from tests.suite.pipeline.planning.exhaustive import Case, least_step_s
 from tests.suite.pipeline.planning.search_cases import excess_over_optimum, problem_of, random_case
 
 GRAPH = CellBytes(activation_bytes=1)
-ONE_GRAPH = CellBytes(activation_bytes=1, graph_peak_bytes=1)
 
 
 def searched(problem):
