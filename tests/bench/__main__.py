@@ -6,11 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from suite.errors import SuiteError
-from tests.bench.bench import FOLDER, bench
+from tests.bench.bench import bench
 from tests.bench.cases import CASES
-from tests.bench.prediction import ROUNDS, prediction_table
-
-PREDICTION = "prediction"
 
 
 def main(name: str) -> int:
@@ -20,11 +17,6 @@ def main(name: str) -> int:
         console.print(benchmarks())
         return 0
     try:
-        if name == PREDICTION:
-            table = prediction_table(console.print)
-            console.print(table.rich_table() if console.is_terminal else table.markdown())
-            console.print(f"written: {', '.join(map(str, table.write(FOLDER)))}")
-            return 0
         wrong = bench(name, console)
     except SuiteError as error:
         errors.print(f"error: {error}", markup=False)
@@ -41,7 +33,6 @@ def benchmarks() -> Table:
     rows = Table("NAME", "cases", "rounds", title=title, title_justify="left")
     for name, cases in CASES.items():
         rows.add_row(name, "\n".join(case.title for case in cases), str(cases[0].rounds))
-    rows.add_row(PREDICTION, "the plans of three models compared with their runs", str(ROUNDS))
     return rows
 
 
