@@ -16,7 +16,7 @@ BUDGETS = {
     "launch/diagnostics": 792,
     "launch/diff": 955,
     "launch/inference": 1163,
-    "launch/jobs": 659,
+    "launch/jobs": 660,
     "launch/planning": 493,
     "launch/runs": 507,
     "launch/supervision": 734,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 49_647
+MOST_LINES_OF_TESTS = 49_659
 
 
 def files() -> list[Path]:

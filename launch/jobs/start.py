@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -75,16 +76,16 @@ def _wrong_versions() -> str:
     found, silent = collect({id: start_on(id, installed_versions, list(pins)) for id in nodes}, ANSWER_S)
     for id, why in silent.items():
         return f"node {nodes[id]} does not say which packages it has: {why}; repair it, or remove it"
-    wrong = {
-        (name, version): nodes[id]
-        for id, versions in found.items()
-        for name, version in versions.items()
-        if not same_version(version, pins[name])
-    }
+    wrong: defaultdict[tuple[str, str | None], list[str]] = defaultdict(list)
+    for id, versions in found.items():
+        for name, version in versions.items():
+            if not same_version(version, pins[name]):
+                wrong[name, version].append(nodes[id])
     if not wrong:
         print(f"all {len(pins)} pinned packages are installed on {len(nodes)} node{'s' * (len(nodes) > 1)}", flush=True)
         return ""
-    differ = [f"{name} {version or 'missing'} on {node}" for (name, version), node in sorted(wrong.items(), key=str)]
+    where = [(f"{name} {version or 'missing'}", sorted(hosts)) for (name, version), hosts in wrong.items()]
+    differ = [f"{what} on {', '.join(hosts)}" for what, hosts in sorted(where)]
     packages = " ".join(sorted({f"{name}=={pins[name]}" for name, _ in wrong}))
     return f"{', '.join(differ)}; on each node, or in its image: pip install {packages}"
 

@@ -197,14 +197,14 @@ def test_heads_must_divide_the_width() -> None:
         LanguageModelShape(2, width=16, heads=3)
 
 
-def test_each_position_decoded_alone_is_that_of_the_whole_forward() -> None:
+def test_logits_decoded_with_the_cache_are_those_of_the_whole_forward() -> None:
     model, (ids, _) = make(), text(3)
     for layer in model:
         for parameter in layer.parameters():  # or biases would be zero, and untested
             nn.init.normal_(parameter, std=0.3)
     whole = run(model, ids)
     assert first_cached_layer(model) == 0
-    part = CachedLayers(model, 0, 0, CPU, mixed=False)
+    part = CachedLayers(model, first=0, entry=0, device=CPU, mixed=False)
     (logits,), caches = part.prefill((ids[:, :3],))
     torch.testing.assert_close(logits, whole[:, 2])
     for at in range(3, ids.shape[1]):

@@ -8,10 +8,12 @@ from ray.job_submission import JobDetails
 from rich.console import Console
 
 from experiments.custom.own_imports import ROOT
+from launch.jobs import start
 from launch.jobs.client import JobError, address_of, is_dashboard
 from launch.jobs.follow import copy_line, report_end
 from launch.jobs.package import copy_checkout
 from launch.jobs.submit import JobCommand, JobRequest, _check_names, job_command, send
+from launch.node_probe import pinned_versions
 from suite.errors import SettingError, SuiteError
 
 
@@ -147,3 +149,14 @@ def test_an_invalid_job_name_or_storage_is_rejected():
         with pytest.raises(SettingError):
             _check_names(job, storage)
     _check_names("run-1.a_b", "/shared")
+
+
+def test_all_nodes_with_a_wrong_version_are_named(monkeypatch):
+    nodes = [{"NodeID": name, "NodeManagerHostname": f"host-{name}"} for name in "abc"]
+    right = pinned_versions()
+    answers = {"a": right, "b": right | {"wandb": "0.1"}, "c": right | {"wandb": "0.1", "ray": None}}
+    monkeypatch.setattr(start, "alive_nodes", lambda: nodes)
+    monkeypatch.setattr(start, "start_on", lambda node, *_: node)
+    monkeypatch.setattr(start, "collect", lambda calls, seconds: (answers, {}))
+    pip = f"on each node, or in its image: pip install ray=={right['ray']} wandb=={right['wandb']}"
+    assert start._wrong_versions() == f"ray missing on host-c, wandb 0.1 on host-b, host-c; {pip}"

@@ -170,7 +170,7 @@ class Event:
 
 def ahead(stage, *marks):
     """Returns the status of a host that has enqueued a whole step; ``marks`` are (action, what the device waits for,
-    whether it has come so far)."""
+    empty if it computes, whether the device has passed the mark)."""
     status = WorkerStatus(action_timeout_s=8.0)
     status.begin("close" if stage == 2 else "update", 17)
     for action, waiting, happened in marks:

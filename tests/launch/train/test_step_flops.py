@@ -16,13 +16,13 @@ def plan(name, settings):
 
 
 @pytest.mark.slow
-def test_images_count_each_image_and_recomputes_only_as_hardware():
+def test_flops_per_image_ignore_the_batch_size_and_recomputes_count_as_hardware_alone():
     shape = "pipeline.stages=2 pipeline.replicas=2 pipeline.micro_batches=4 train.batch_images="
-    paper = plan("amoebanet_fashion", f"{shape}64 pipeline.remat=except_last").step_flops()
-    other = plan("amoebanet_fashion", f"{shape}100 pipeline.remat=never").step_flops()
-    assert paper.model_per_unit == pytest.approx(other.model_per_unit)  # of micro-batches of 8, and of 12 or 13
-    assert other.hardware_per_unit == other.model_per_unit
-    forwards_again = (paper.hardware_per_unit - paper.model_per_unit) / paper.model_per_unit
+    recomputing = plan("amoebanet_fashion", f"{shape}64 pipeline.remat=except_last").step_flops()
+    keeping = plan("amoebanet_fashion", f"{shape}100 pipeline.remat=never").step_flops()
+    assert recomputing.model_per_unit == pytest.approx(keeping.model_per_unit)  # of micro-batches of 8, and of 12 or 13
+    assert keeping.hardware_per_unit == keeping.model_per_unit
+    forwards_again = (recomputing.hardware_per_unit - recomputing.model_per_unit) / recomputing.model_per_unit
     assert forwards_again == pytest.approx(3 / 4 / 3, rel=0.02)  # 3 of 4 micro-batches; a third of a step is forward
 
 

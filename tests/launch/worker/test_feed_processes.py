@@ -227,7 +227,7 @@ def test_a_flat_batch_is_the_batch_in_one_tensor_of_each_dtype(monkeypatch):
 
 
 @pytest.mark.parametrize(("cores", "gpus", "expected"), [(96, 8, 4), (32, 8, 3), (8, 8, 1), (4, 8, 1), (2, 1, 1)])
-def test_as_many_processes_as_a_gpu_has_cores(monkeypatch, cores, gpus, expected):
+def test_a_gpu_has_one_process_less_than_its_share_of_cores_from_one_to_four(monkeypatch, cores, gpus, expected):
     monkeypatch.setattr(feed_processes, "cpu_limit", lambda: cores)
     monkeypatch.setattr(feed_processes, "module_of", lambda _: SimpleNamespace(device_count=lambda: gpus))
     assert feed_process_count(torch.device("cuda", 0)) == expected

@@ -178,7 +178,7 @@ print(client.get_job_logs("third"))
     assert re.search(rf"^found {place} {place}$", head.python(submit), re.MULTILINE)
 
 
-def test_nodes_with_a_wrong_version_are_named_with_the_pip_command(head):
+def test_a_node_with_a_wrong_version_is_named_with_the_pip_command(head):
     submit = f"""
 import tempfile
 from pathlib import Path
@@ -192,7 +192,7 @@ client = JobClient({head.address!r})
 with tempfile.TemporaryDirectory() as place:
     copy_checkout(ROOT, Path(place), print)
     project = Path(place, "pyproject.toml")
-    project.write_text(project.read_text().replace("wandb==", "wandb==99."))
+    project.write_text(project.read_text().replace("wandb==", "wandb==99."))  # a version that no node has
     send(client, "old", JobCommand("x", ("experiment", "t12_400m")), Path(place), {str(head.storage)!r}, {{}})
 print("code", JobLog(client, "old", {{}}, Console(width=300)).follow())
 """

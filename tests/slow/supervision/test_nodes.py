@@ -96,7 +96,7 @@ class Driver:
     def heartbeats(self):
         """Returns those of the last attempt, by replica and stage."""
         run = RunFolder(self.run)
-        found = read_heartbeats(run.heartbeats, read_state(run).attempts[-1].number)
+        found = read_heartbeats(run.heartbeats, read_state(run).attempts[-1]["attempt"])
         return {(heartbeat.replica, heartbeat.stage): heartbeat for heartbeat in found}
 
     def attempts(self):

@@ -59,7 +59,7 @@ def test_a_wheel_is_read_without_installing_it(tmp_path: Path):
     assert set(read_catalogues(wheel)) == {("de", "Day", "Tag"), ("de", "Night", "Nacht"), ("fr", "Sun", "Soleil")}
 
 
-def test_what_is_no_wheel_is_named(tmp_path: Path):
+def test_a_file_that_is_no_wheel_is_refused_by_name(tmp_path: Path):
     (tmp_path / "x.whl").write_bytes(b"no zip file")
     with pytest.raises(DataError, match=r"x\.whl is not a wheel"):
         list(read_catalogues(tmp_path / "x.whl"))

@@ -50,7 +50,7 @@ def test_draws_are_made_in_blocks_of_256():
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=9), st.floats(0.5, 1e6))
-def test_the_weight_of_a_language_is_the_root_of_its_pairs(sizes: list[int], temperature: float):
+def test_a_language_weighs_its_pairs_to_the_power_of_one_over_the_temperature(sizes: list[int], temperature: float):
     found = temperature_weights([*sizes, 0], temperature)
     assert found.sum() == pytest.approx(1)
     assert found[-1] == 0
