@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1319,
-    "launch/backends": 1721,
-    "launch/diagnostics": 792,
+    "launch/backends": 1722,
+    "launch/diagnostics": 782,
     "launch/diff": 955,
     "launch/inference": 1163,
     "launch/jobs": 660,
     "launch/planning": 493,
     "launch/runs": 507,
-    "launch/supervision": 734,
+    "launch/supervision": 736,
     "launch/sweeps": 599,
     "launch/tracking": 553,
     "launch/train": 754,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 21_200
 
-MOST_LINES_OF_TESTS = 49_659
+MOST_LINES_OF_TESTS = 49_705
 
 
 def files() -> list[Path]:

@@ -22,11 +22,12 @@ class LinkSpeeds:
 
     cluster: str
     """The Ray cluster's own address (GCS)."""
+    per_node: int
+    """The workers of a node that were measured at once."""
     between_nodes: Link | None = None
     """Between workers of two nodes, for the slowest pair."""
     all_reduce: Link | None = None
-    """With one worker per node, or two on a single node. ``bytes_per_s`` is what each worker sends: for n workers and s
-    bytes the reduction takes latency + 2 (n - 1) / n * s / bytes_per_s, as in ``suite.pipeline.planning.plan``."""
+    """With a worker on each node: for n workers and s bytes it takes latency + 2 (n - 1) / n * s / bytes_per_s."""
 
 
 def write_links(cache: Path, links: LinkSpeeds) -> Path:

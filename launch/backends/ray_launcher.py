@@ -149,7 +149,7 @@ class RayLauncher:
             return ""
         name = next((node.name for node in nodes if node.id == own), own)
         self._release()
-        self._connection.left_out[own] = f"{name}, whose worker failed twice"
+        self._connection.left_out[own] = f"{name}, where workers failed twice"
         return name
 
     def _place(self, stages: int, replicas: int) -> Placement:

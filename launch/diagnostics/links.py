@@ -1,8 +1,8 @@
 """Measures the links between nodes: latency and bandwidth of pairs and of an all-reduce, between workers that Ray
 places like a run's. Plans use the slowest pair, and the all-reduce. A run measures the links inside a node itself.
 
-    round 0   a - b   c - d      pairs without a common node are measured at once, as a run uses them,
-    round 1   a - c   b - d      and in each pair all GPUs of a node, each with the one of its index
+    round 0   a - b   c - d      pairs of nodes without a common one are measured at once, as a run uses them,
+    round 1   a - c   b - d      and in each pair all GPUs, the n-th of one node with the n-th of the other
 
 Two message sizes give both: the small one costs the latency, and the large one's extra time is due to its bytes.
 """
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from launch.backends.link_cache import LinkSpeeds
@@ -64,29 +63,12 @@ COMPARED_BYTES = 2**20
 Pair = tuple[int, int]
 Worker = tuple[Host, int]
 """A node and a number of the worker there."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which worker this is: one of ``per_node`` on each of ``nodes`` nodes."""
-
-    node: int
-    index: int
-    nodes: int
-    per_node: int
-
-    @property
-    def world(self) -> int:
-        return self.nodes * self.per_node
-
-    def rank_on(self, node: int) -> int:
-        """Returns the rank of the worker of the same index on a node."""
-        return node * self.per_node + self.index
+NamedLink = tuple[str, Link]
 
 
 @dataclass(frozen=True)
 class LinkMeasurements:
-    """The links of a worker with those of its index on other nodes, and of the all-reduce over these."""
+    """The links of a worker with the workers of its index on other nodes, and of the all-reduce over these."""
 
     pairs: dict[Pair, Link]
     """By pair of nodes."""
@@ -98,46 +80,57 @@ class LinkMeasurements:
 class LinkActor:
     """A measuring process with one device."""
 
-    def ready(self, address: str) -> tuple[str, int]:
-        """Opens a store at its node's address, which keeps its port open for this worker. Returns the GPU that Ray gave
-        it, empty without one, and the port."""
+    def ready(self, address: str, use_gpu: bool) -> tuple[str, int]:
+        """Opens a store at its node's address, which keeps its port open for this worker. Returns its GPU's id, empty
+        without one, and the port."""
+        gpu = _own_gpu() if use_gpu else ""
         use_interface_of(address)
         self._store = rendezvous_store(address)
         self._store.set_timeout(TIMEOUT)
-        return os.environ.get("CUDA_VISIBLE_DEVICES", ""), int(self._store.port)
+        return gpu, int(self._store.port)
 
-    def measure(self, place: Place, host: str, port: int, use_gpu: bool) -> LinkMeasurements:
+    def measure(self, rank: int, nodes: int, per_node: int, host: str, port: int, use_gpu: bool) -> LinkMeasurements:
         """Measures with the other workers; they meet in the first one's store. Returns the pairs of which this is on
-        the first node."""
-        rank = place.rank_on(place.node)
+        the first node. Ranks count first the workers of node 0."""
+        node, index = divmod(rank, per_node)
         store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=TIMEOUT)
-        gpu = 0 if use_gpu else None  # a Ray worker sees only its own
+        gpu = 0 if use_gpu else None  # it sees only its own
         log = Path(tempfile.gettempdir()) / f"gpipe-nccl-{os.getpid()}"
         os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET", NCCL_DEBUG_FILE=str(log))
-        device = init_process_group(rank, place.world, store, 1, gpu, TIMEOUT_S)
+        device = init_process_group(rank, nodes * per_node, store, 1, gpu, TIMEOUT_S)
         found: dict[Pair, Link] = {}
-        for pairs in rounds_of(place.nodes):
-            dist.all_reduce(torch.zeros(1))  # all begin a round together
-            for pair in pairs:
-                if place.node in pair:
-                    link = _pair_link(place.rank_on(sum(pair) - place.node), device)
-                    found |= {pair: link} if place.node == pair[0] else {}
-        reduced = _reduction(place, device)
+        for pairs in rounds_of(nodes):
+            pair = next((pair for pair in pairs if node in pair), None)
+            other = node if pair is None else sum(pair) - node
+            link = _pair_link(rank + (other - node) * per_node, device)
+            found |= {pair: link} if pair is not None and node == pair[0] else {}
+        ranks = [*range(nodes * per_node)]
+        groups = [dist.new_group(ranks[first::per_node]) for first in range(per_node)]
+        reduced = _reduction(groups[index], nodes, device)
         dist.destroy_process_group()
         network = network_of(log.read_text()) if log.exists() else ""
         log.unlink(missing_ok=True)
         return LinkMeasurements(found, reduced, network)
 
 
-def rounds_of(world: int) -> list[list[Pair]]:
-    """Returns the pairs of ranks to measure: all, or of many workers a ring. A rank has one pair a round at most; where
+def _own_gpu() -> str:
+    """Returns the id of the GPU that Ray gave this process, and hides the others: Ray can be told not to."""
+    import ray
+
+    (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    return str(gpu)
+
+
+def rounds_of(nodes: int) -> list[list[Pair]]:
+    """Returns the pairs of nodes to measure: all, or of many nodes a ring. A node has one pair a round at most; where
     all meet, a and b do so in round a xor b."""
-    if world <= ALL_PAIRS:
-        pairs = [*combinations(range(world), 2)]
+    if nodes <= ALL_PAIRS:
+        pairs = [*combinations(range(nodes), 2)]
         parts = [[(a, b) for a, b in pairs if a ^ b == number] for number in range(1, ALL_PAIRS)]
     else:
-        ring = [*pairwise(range(world)), (0, world - 1)]
-        even = world - world % 2
+        ring = [*pairwise(range(nodes)), (0, nodes - 1)]
+        even = nodes - nodes % 2
         parts = [ring[:even:2], ring[1:even:2], ring[even:]]
     return [part for part in parts if part]
 
@@ -149,33 +142,32 @@ def network_of(log: str) -> str:
 
 
 def _pair_link(peer: int, device: torch.device) -> Link:
-    def agree_on(size: Tensor) -> None:
-        """Gives both ranks the lower one's size."""
-        dist.send(size, peer) if dist.get_rank() < peer else dist.recv(size, peer)
+    """Measures the link to a peer while all other workers measure theirs; one that is its own peer waits for them."""
+    if peer == dist.get_rank():
+        return _fit_link(lambda size: 0.0, 1)
+    return _fit_link(lambda size: one_way_s(peer, size, device), 1)
 
-    return _fit_link(lambda size: one_way_s(peer, size, device), 1, agree_on)
 
-
-def _reduction(place: Place, device: torch.device) -> Link:
-    """Measures the all-reduces over the workers of each index, all at once, as replicas reduce."""
-    ranks = range(place.world)
-    groups = [dist.new_group(ranks[index :: place.per_node]) for index in range(place.per_node)]
+def _reduction(group: Any, nodes: int, device: torch.device) -> Link:
+    """Measures the all-reduce of a group while all other groups measure theirs, as replicas of all stages reduce."""
 
     def reduce(size: int) -> float:
         values = torch.zeros(max(1, size // 4), device=device)
-        return time_s(lambda: dist.all_reduce(values, group=groups[place.index]), device)
+        return time_s(lambda: dist.all_reduce(values, group=group), device)
 
-    link = _fit_link(reduce, 4, lambda size: dist.all_reduce(size, dist.ReduceOp.MIN))
-    return Link(link.latency_s, link.bytes_per_s * 2 * (place.nodes - 1) / place.nodes)
+    link = _fit_link(reduce, 4)
+    return Link(link.latency_s, link.bytes_per_s * 2 * (nodes - 1) / nodes)
 
 
-def _fit_link(measure_s: Callable[[int], float], small: int, agree_on: Callable[[Tensor], object]) -> Link:
+def _fit_link(measure_s: Callable[[int], float], small: int) -> Link:
+    """Fits a link to a small and a large message, whose size all workers agree on, and which all begin together."""
     measure_s(small)  # the first message opens the connection
+    dist.all_reduce(torch.zeros(1))
     latency = measure_s(small)
     trial = measure_s(LEAST)
     rate = LEAST / max(trial - latency, 1e-6)
     size = torch.tensor([int(min(MOST, max(LEAST, rate * LARGE_S)))])
-    agree_on(size)
+    dist.all_reduce(size, dist.ReduceOp.MIN)
     return Link(latency, int(size) / max(measure_s(int(size)) - latency, 1e-9))
 
 
@@ -185,33 +177,25 @@ def measure_links(nodes: Sequence[Host], cluster: str, log: Log) -> tuple[LinkSp
     import ray
 
     use_gpu = any(node.gpus for node in nodes)
-    counts = {node: node.gpus if use_gpu else min(1, node.cpus or 0) for node in nodes}
-    wanted = [(node, number) for node, count in counts.items() for number in range(count or 0)]
+    counts = {node: (node.gpus or 0) if use_gpu else min(1, node.cpus or 0) for node in nodes}
+    wanted = [(node, number) for node in nodes for number in range(counts[node])]
     if len({node for node, _ in wanted}) < 2:
         return None, []
     needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 0} if use_gpu else {"num_cpus": 1}
     actors = {worker: start_on(worker[0].id, LinkActor, **needs) for worker in wanted}
     try:
-        calls = {worker: actor.ready.remote(worker[0].address) for worker, actor in actors.items()}
+        calls = {worker: actor.ready.remote(worker[0].address, use_gpu) for worker, actor in actors.items()}
         ready, late = collect(calls, PLACE_S)
         placed, found = _placed(ready, late, wanted)
         if len(placed) < 2:
             return None, found
         per_node, rounds = len(placed[0]), rounds_of(len(placed))
         log(f"measuring {per_node * sum(map(len, rounds))} links between {len(placed)} nodes")
-        first = placed[0][0]
-        places = {
-            worker: Place(node, index, len(placed), per_node)
-            for node, workers in enumerate(placed)
-            for index, worker in enumerate(workers)
-        }
-        answers, silent = collect(
-            {
-                worker: actors[worker].measure.remote(place, first[0].address, ready[first][1], use_gpu)
-                for worker, place in places.items()
-            },
-            BEGIN_S + ROUND_S * len(rounds),
-        )
+        first, shape = placed[0][0], (len(placed), per_node)
+        store = first[0].address, ready[first][1], use_gpu
+        ranks = enumerate(worker for workers in placed for worker in workers)
+        calls = {worker: actors[worker].measure.remote(rank, *shape, *store) for rank, worker in ranks}
+        answers, silent = collect(calls, BEGIN_S + ROUND_S * len(rounds))
     finally:
         for actor in actors.values():
             ray.kill(actor)
@@ -219,9 +203,9 @@ def measure_links(nodes: Sequence[Host], cluster: str, log: Log) -> tuple[LinkSp
         (node, _), why = next(iter(silent.items()))
         remedy = "open TCP between all nodes from port 10002 on, or set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         return None, [*found, fault("links", f"they could not be measured: {node.name}: {why}", remedy)]
-    names = {worker: f"{worker[0].name} GPU {gpu}" if gpu else worker[0].name for worker, (gpu, _) in ready.items()}
-    speeds, summary = _summary(cluster, placed, names, answers)
-    return speeds, [*found, *summary]
+    gpus = {worker: gpu for worker, (gpu, _) in ready.items()}
+    speeds, measured = _summary(cluster, placed, gpus, answers)
+    return speeds, [*found, *measured]
 
 
 def _placed(
@@ -243,20 +227,23 @@ def _placed(
 
 
 def _summary(
-    cluster: str, placed: list[list[Worker]], names: Mapping[Worker, str], answers: Mapping[Worker, LinkMeasurements]
+    cluster: str, placed: list[list[Worker]], gpus: Mapping[Worker, str], answers: Mapping[Worker, LinkMeasurements]
 ) -> tuple[LinkSpeeds, list[Finding]]:
     """Returns the speeds for plans, which are the slowest, and findings."""
-    links = {
-        (names[placed[a][index]], names[placed[b][index]]): link
-        for workers in placed
-        for index, worker in enumerate(workers)
-        for (a, b), link in answers[worker].pairs.items()
-    }
-    slowest = max(links.values(), key=_compared_s)
+    links: dict[tuple[str, str], list[NamedLink]] = {}
+    for workers in placed:
+        for index, worker in enumerate(workers):
+            for (a, b), link in answers[worker].pairs.items():
+                ends = placed[a][index], placed[b][index]
+                name = " - ".join(f"{end[0].name} GPU {gpus[end]}" if gpus[end] else end[0].name for end in ends)
+                links.setdefault((ends[0][0].name, ends[1][0].name), []).append((name, link))
+    per_node = len(placed[0])
+    slowest = max((link for of_pair in links.values() for _, link in of_pair), key=_compared_s)
     reduced = max((answers[worker].reduced for worker in placed[0]), key=_compared_s)
-    shared = ok("all-reduce", f"over {len(placed)} nodes: {format_link(reduced)}")
-    used = networks({worker[0].name: answer.network for worker, answer in answers.items()})
-    return LinkSpeeds(cluster, slowest, reduced), [*findings_of(links), shared, *used]
+    workers_of_node = "" if per_node == 1 else f", {per_node} GPUs of each at once"
+    shared = ok("all-reduce", f"over {len(placed)} nodes{workers_of_node}: {format_link(reduced)}")
+    used = networks({f"{worker[0].name} {gpus[worker]}".strip(): answer.network for worker, answer in answers.items()})
+    return LinkSpeeds(cluster, per_node, slowest, reduced), [*findings_of(links), shared, *used]
 
 
 def _compared_s(link: Link) -> float:
@@ -273,15 +260,18 @@ def networks(by_node: dict[str, str]) -> list[Finding]:
     return [ok("network", f"NCCL uses {', '.join(used)}")] if used else []
 
 
-def findings_of(links: dict[tuple[str, str], Link]) -> list[Finding]:
-    """Returns a warning for each slow link by the names of its nodes, or else one line with the slowest."""
-    shown = {names: f"{names[0]} - {names[1]}: {format_link(link)}" for names, link in links.items()}
+def findings_of(links: Mapping[tuple[str, str], Sequence[NamedLink]]) -> list[Finding]:
+    """Returns a warning for each pair of nodes whose links are slow together, or else one line on the slowest."""
     remedy = "check its ports and cables (ethtool), its limits (tc qdisc), and other traffic"
-    slow = [names for names, link in links.items() if link.bytes_per_s < SLOW]
-    port = f"less than a gigabit port's {SLOW / 1e6:.0f} MB/s"
-    slowest = max(links, key=lambda names: _compared_s(links[names]))
-    fine = ok("links", f"{len(links)} measured, the slowest {shown[slowest]}")
-    return [warning("links", f"{shown[names]}; {port}", remedy) for names in slow] or [fine]
+    found, port = [], f"less than a gigabit port's {SLOW / 1e6:.0f} MB/s"
+    for (a, b), of_pair in links.items():
+        rate = sum(link.bytes_per_s for _, link in of_pair)
+        if rate < SLOW:
+            latency_s = max(link.latency_s for _, link in of_pair)
+            found.append(warning("links", f"{a} - {b}: {format_link(Link(latency_s, rate))}; {port}", remedy))
+    every = [named for of_pair in links.values() for named in of_pair]
+    name, slowest = max(every, key=lambda named: _compared_s(named[1]))
+    return found or [ok("links", f"{len(every)} measured, the slowest {name}: {format_link(slowest)}")]
 
 
 def format_link(link: Link) -> str:

@@ -36,7 +36,7 @@ from suite.pipeline.planning.measure import COPIES, LEAST_ROUNDS, WARM_UPS
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 15
+VERSION = 14
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()
@@ -94,7 +94,8 @@ class MeasuredCosts:
             load = min(load, LOAD) if _is_here(cluster) else load
             record = CostRecord(*_combine(measurements, cluster), load, time.time())
             record.write(path)
-        machine = replace(record.machine, memory_limit_bytes=cluster.bytes_per_device)
+        limit, latency_s = cluster.bytes_per_device, record.machine.link.slowest.latency_s
+        machine = replace(record.machine, memory_limit_bytes=limit, reduce_latency_s=latency_s)
         source = f"measured on {where}, {record.conditions}{'; cached' if is_cached else ''}"
         cores = _cores(cluster) if cluster.kind == "cpu" else math.inf  # a GPU's host may have a load of its own
         notes = *record.disturbance(cores), *last_runs(history)
@@ -142,8 +143,7 @@ def _combine(measurements: Sequence[LayerMeasurements], cluster: Cluster) -> tup
     per_layer = zip(*(measurement.costs for measurement in measurements), strict=True)
     process_bytes = max(measurement.process_bytes for measurement in measurements)
     link = measurements[0].link
-    between = link, link.bytes_per_s, link.latency_s
-    machine = Machine(cluster.bytes_per_device, process_bytes, *between, transport=cluster.transport)
+    machine = Machine(cluster.bytes_per_device, process_bytes, link, link.bytes_per_s, transport=cluster.transport)
     return tuple(_combine_layer(costs) for costs in per_layer), machine
 
 

@@ -10,7 +10,7 @@ node         a machine is lost, with its processes                             y
 preemption   a machine was preempted                                           yes, counted by itself
 
 * The second time, the node of the failed worker is left out if others have free devices; the third failure is the last.
-  A node is also left out after two exceptions in a row that differ: a flaky device fails at any place.
+  The first node is also left out after two exceptions in a row on it that differ: a flaky device fails at any place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from suite.pipeline.model.topology import RankCoord
 FailureKind = Literal["user", "program", "death", "stall", "start", "node", "preemption"]
 
 SAME_FAILURE = "the same failure occurred twice in a row in the same place"
-SAME_HOST = "the last two exceptions were on the same node"
+SAME_NODE = "the last two exceptions were on the same node"
 
 LOST_WORKER: tuple[FailureKind, ...] = ("node", "preemption")
 
@@ -73,10 +73,11 @@ class Cause:
         return place(self) == place(other)
 
 
-def on_same_host(causes: Sequence[Cause]) -> bool:
-    """Whether the last two failures were exceptions on one host."""
+def on_same_node(causes: Sequence[Cause]) -> bool:
+    """Whether the last two failures were exceptions on one node."""
     last = causes[-2:]
-    return len(last) == 2 and all(cause.kind == "program" for cause in last) and last[0].host == last[1].host
+    where = {(cause.host, cause.node) for cause in last}
+    return len(last) == 2 and len(where) == 1 and all(cause.kind == "program" for cause in last)
 
 
 def find_cause(error: SuiteError, run: RunFolder, watchdog: Watchdog) -> Cause:

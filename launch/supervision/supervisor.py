@@ -19,7 +19,7 @@ from experiments.custom.loading import absolute
 from launch import interrupts
 from launch.runs.store import resume_command
 from launch.supervision.attempt_log import AttemptLog
-from launch.supervision.failure import SAME_FAILURE, SAME_HOST, Cause, find_cause, on_same_host, reason_to_stop
+from launch.supervision.failure import SAME_FAILURE, SAME_NODE, Cause, find_cause, on_same_node, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.worker.attempt import Attempt
 from launch.worker.run_plan import RunPlan
@@ -91,7 +91,8 @@ class Supervisor:
             max_restarts = self._experiment.train.max_restarts
             reason = reason_to_stop(self._causes, self._failures_since_checkpoint, max_restarts)
             number = self._attempt.number
-            suspicion = reason or (SAME_HOST if on_same_host(self._causes) else "")
+            again = self._failures_since_checkpoint > 1 and on_same_node(self._causes)
+            suspicion = reason or (SAME_NODE if again else "")
             node = self._leave_out_node(cause, suspicion)
             if reason is not None and not node:
                 raise self._final_error(error, cause, reason) from error
@@ -166,16 +167,16 @@ class Supervisor:
         )
 
     def _leave_out_node(self, cause: Cause, suspicion: str) -> str:
-        """Leaves out the node of a failure that came twice; returns its name. Returns nothing if there is no other one,
-        or if another one had the same failure: then the program is at fault."""
-        is_suspect = suspicion in (SAME_FAILURE, SAME_HOST) and cause.stage is not None
+        """Leaves out the node of a failure that came twice, or of two exceptions; returns its name. Returns nothing if
+        there is no other one, or if another one was left out and the same happens again: the program is at fault."""
         count, most = self._failures_since_checkpoint, self._experiment.train.max_restarts
-        if not is_suspect or count > most or any(map(cause.same, self._left_out_for)):
+        left_out = self._left_out_for if suspicion == SAME_NODE else [*filter(cause.same, self._left_out_for)]
+        if suspicion not in (SAME_FAILURE, SAME_NODE) or count > most or cause.stage is None or left_out:
             return ""
-        assert cause.stage is not None
         coord = self._plan.coord(0, self._experiment.pipeline)
-        self._left_out_for.append(cause)
-        return self._launcher.leave_out(coord.rank_of(cause.replica or 0, cause.stage))
+        if node := self._launcher.leave_out(coord.rank_of(cause.replica or 0, cause.stage)):
+            self._left_out_for.append(cause)
+        return node
 
     def _fit_to_devices(self, cause: Cause) -> None:
         """Plans the run again if it has other devices than before."""

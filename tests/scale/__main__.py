@@ -1,4 +1,4 @@
-"""``python -m tests.scale`` counts and simulates a start of 64 to 1,024 workers, and writes docs/results/scale.md."""
+"""``python -m tests.scale`` counts and simulates what 64 to 1,024 workers do, and writes docs/results/scale.md."""
 
 import math
 import pickle
@@ -21,7 +21,7 @@ from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import Heartbeat, parse_heartbeat
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.devices import Machine
-from suite.pipeline.runtime.gradient_reducer import Shards, _buckets
+from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES, Shards, _buckets
 from tests.scale.joining import joined
 from tests.scale.starts import Machines, Start, simulate
 
@@ -72,8 +72,8 @@ def driver() -> Iterator[str]:
 
 def reductions() -> Iterator[str]:
     """Yields the table of what the replicas of a stage of t128_6b reduce in a step, with K = 16 on H100s."""
-    yield "| R | buckets: all-reduces | with ZeRO-1: reductions | planned, s: bytes | messages |"
-    yield "|---|---|---|---|---|"
+    yield "| R | all-reduces, planned | buckets | reductions with ZeRO-1 | planned seconds of bytes | of latency |"
+    yield "|---|---|---|---|---|---|"
     layers, _ = find("t128_6b").build()
     parameters = [each for layer in layers[: len(layers) // 16] for each in layer.parameters()]
     values = sum(each.numel() for each in parameters)
@@ -86,7 +86,9 @@ def reductions() -> Iterator[str]:
         machine = Machine(0, reduce_bytes_per_s=NETWORK.bytes_per_s, transport="nccl")
         far = replace(machine, reduce_bytes_per_s=math.inf, reduce_latency_s=NETWORK.latency_s)
         seconds = (4 * values * each.reduce_s_per_byte(replicas) for each in (machine, far))
-        yield f"| {replicas} | {len(buckets)} | {slices} | " + " | ".join(f"{each:.3f}" for each in seconds) + " |"
+        planned = 4 * values / ACCELERATOR_BUCKET_BYTES
+        row = " | ".join(f"{each:.3f}" for each in seconds)
+        yield f"| {replicas} | {planned:.0f} | {len(buckets)} | {slices} | {row} |"
 
 
 def _json(beat: Heartbeat) -> bytes:
@@ -134,7 +136,7 @@ def main() -> None:
     imports = import_s()
     attempt = len(pickle.dumps(Attempt(Path("/storage/runs/t128_6b/x"), Path("/storage/.cache/x"), 1024)))
     lines = [
-        "# A start of 1,024 workers, on two cores: `python -m tests.scale`", "",
+        "# 1,024 workers, on two cores: `python -m tests.scale`", "",
         f"{datetime.now(UTC):%Y-%m-%d}. No run had so many workers.", "",
         "## Meeting", "", *joining(), "", f"Each worker gets {attempt} bytes; it reads plan and experiment itself.", "",
         "## The driver (measured)", "", *driver(), "",

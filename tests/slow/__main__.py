@@ -3,7 +3,7 @@
 Each file has a process of its own, because Ray keeps its first settings, such as a token, until the process ends; so
 have the tests of other folders that are marked as slow, together. Files that start clusters use the same ports, so one
 lane runs them one after another; the other lane runs the other files, which both share once no clusters are left.
-Measurements come last, alone.
+What is measured in seconds comes last, alone.
 """
 
 import subprocess
@@ -24,7 +24,7 @@ CLUSTERS = (
     "deploy", "diagnostics", "jobs", "sweeps", "test_driver", "test_hosts", "test_nodes",
     "test_ray_train", "test_unshared_node",
 )  # fmt: skip
-MEASUREMENTS = ("test_slow_links",)
+MEASUREMENTS = ("test_interrupts", "test_slow_links")
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
 
@@ -32,9 +32,10 @@ def main() -> int:
     """Returns 1 if a file failed."""
     commit = _git("describe", "--always", "--dirty")
     files = [MARKED, *sorted(HERE.glob("*/test_*.py"))]  # the first takes long
-    with_cluster = deque(path for path in files if any(part in CLUSTERS for part in (path.parent.name, path.stem)))
     alone = deque(path for path in files if path.stem in MEASUREMENTS)
-    others = deque(path for path in files if path not in with_cluster and path not in alone)
+    side_by_side = [path for path in files if path not in alone]
+    with_cluster = deque(path for path in side_by_side if {path.parent.name, path.stem} & {*CLUSTERS})
+    others = deque(path for path in side_by_side if path not in with_cluster)
     rows: dict[Path, str] = {}
     failed: list[Path] = []
     begun, lock = time.monotonic(), threading.Lock()
@@ -87,7 +88,7 @@ def _write(commit: str, rows: list[str], files: int, seconds: float) -> None:
         "# The slow tests: `make test-faults`",
         "",
         f"Measured, commit `{commit}`, {datetime.now(UTC):%Y-%m-%d}: {len(rows)} of {files} files in {seconds / 60:.0f}"
-        " minutes, two side by side.",
+        " minutes, two side by side; interrupts and slow links alone.",
         "",
         "| tests in `tests/slow` | outcome | seconds |",
         "|---|---|---|",

@@ -22,7 +22,7 @@ from suite import TrainSpec
 from suite.errors import BusyError, PlanError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning import estimate
-from suite.pipeline.planning.devices import COLLECTIVE_BYTES, GIB, GPU_PROCESS_BYTES, P2P_BYTES
+from suite.pipeline.planning.devices import COLLECTIVE_BYTES, DEVICES, GIB, GPU_PROCESS_BYTES, P2P_BYTES
 from suite.pipeline.planning.estimate import OperatorRecorder
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.placement import Node
@@ -238,6 +238,7 @@ def test_the_least_memory_of_a_run_fits_it_and_a_tenth_of_a_gib_less_does_not() 
     least = least_memory(work, cluster)
     assert least is not None
     assert least < 79 * GIB
+    assert estimated_costs(work, cluster).machine.reduce_latency_s == DEVICES["H100"].link_latency_s > 0
     assert try_plan(work, replace(cluster, bytes_per_device=least), estimated_costs).plan.layers_per_cell
     with pytest.raises(PlanError):
         try_plan(work, replace(cluster, bytes_per_device=least - GIB // 10), estimated_costs)

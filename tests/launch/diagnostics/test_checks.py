@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 from rich.console import Console
 
+from launch.backends.link_cache import LinkSpeeds
 from launch.diagnostics import checks, links
 from launch.diagnostics import command as doctor
 from launch.diagnostics.checks import MIB
@@ -119,12 +120,32 @@ def test_shared_memory_and_open_files(nodes, of, changed, level):
 
 
 def test_links_that_are_slow():
-    fast = {("a", "b"): Link(1e-4, 1e9), ("a", "c"): Link(1e-4, 0.3e9)}
+    fast = {("a", "b"): [("a - b", Link(1e-4, 1e9))], ("a", "c"): [("a - c", Link(1e-4, 0.3e9))]}
     (one,) = links.findings_of(fast)
     assert (one.level, one.found) == ("ok", "2 measured, the slowest a - c: 0.1 ms, 300 MB/s")
-    (one,) = links.findings_of({**fast, ("b", "c"): Link(1e-4, 0.05e9)})
+    (one,) = links.findings_of({**fast, ("b", "c"): [("b - c", Link(1e-4, 0.05e9))]})
     assert one.level == "warning"
     assert one.found.startswith("b - c: 0.1 ms, 50 MB/s; less than a gigabit port's")
+
+
+def test_gpus_of_a_node_are_named_and_judged_by_what_they_have_together():
+    a, b = ([(node, number) for number in range(2)] for node in NODES[:2])
+    gpus = {worker: str(worker[1]) for worker in (*a, *b)}
+
+    def measured(slow, fast):
+        of_gpu = [links.LinkMeasurements({(0, 1): Link(1e-4, rate)}, Link(1e-3, rate), "IB") for rate in (slow, fast)]
+        answers = dict(zip((*a, *b), (*of_gpu, *(replace(one, pairs={}) for one in of_gpu)), strict=True))
+        return links._summary("head:6379", [a, b], gpus, answers)
+
+    speeds, found = measured(0.06e9, 0.07e9)  # a gigabit port that two GPUs share
+    assert speeds == LinkSpeeds("head:6379", 2, Link(1e-4, 0.06e9), Link(1e-3, 0.06e9))
+    assert [(one.level, one.found) for one in found] == [
+        ("ok", "2 measured, the slowest a GPU 0 - b GPU 0: 0.1 ms, 60 MB/s"),
+        ("ok", "over 2 nodes, 2 GPUs of each at once: 1 ms, 60 MB/s"),
+        ("ok", "NCCL uses IB"),
+    ]
+    (slow, *_) = measured(0.03e9, 0.04e9)[1]
+    assert (slow.level, slow.found[:24]) == ("warning", "a - b: 0.1 ms, 70 MB/s; ")
 
 
 def test_as_many_workers_on_each_node_in_the_order_of_their_gpus():

@@ -12,7 +12,7 @@ from experiments.planning.problem import estimated_costs
 from experiments.registry import find
 from launch.runs.store import RunFolder
 from launch.supervision.attempt_log import AttemptLog
-from launch.supervision.failure import Cause, find_cause, reason_to_stop
+from launch.supervision.failure import Cause, find_cause, on_same_node, reason_to_stop
 from launch.supervision.watchdog import Watchdog
 from launch.train.session import CurrentRun
 from launch.worker.attempt import Attempt
@@ -70,6 +70,23 @@ def test_reasons_to_stop(causes, new, restarts, reason):
 COORDS = [RankCoord(rank, 2, 2) for rank in range(4)]
 SEEN = SimpleNamespace(step=17, action="B3", layer=5, host="host", node="node", at="step 18, B3")
 """The last heartbeat of worker 3, which is stage 1 of replica 1."""
+HERE, THERE = replace(BUG, host="a", node="1"), replace(BUG, host="a", node="2")
+
+
+@pytest.mark.parametrize(
+    ("causes", "expected"),
+    [
+        ([HERE], False),
+        ([HERE, replace(HERE, step=18, error_type="KeyError")], True),
+        ([HERE, THERE], False),
+        ([HERE, THERE, HERE], False),
+        ([replace(KILLED, host="a", node="1"), HERE], False),
+    ],
+)
+def test_only_two_exceptions_in_a_row_on_a_node_make_it_suspect(causes, expected):
+    assert on_same_node(causes) == expected
+
+
 SILENT = Cause(
     "stall", "it is silent; its log is LOG\nthe stages", "", 1, 1, 17, "B3", 5, "host", "node", "LOG"
 )  # fmt: skip

@@ -90,8 +90,9 @@ def test_a_record_of_later_steps_goes_with_the_first_step_and_one_of_this_attemp
 class Devices:
     """Two spare nodes; some fail whatever runs on them, in the same place or at others."""
 
-    def __init__(self, bad, spares=2, moves=False):
-        self.node, self.bad, self.spares, self.moves, self.left_out = 0, bad, spares, moves, []
+    def __init__(self, bad, spares=2, moves=False, busy=0):
+        self.node, self.bad, self.spares, self.moves, self.busy = 0, bad, spares, moves, busy
+        self.asked, self.left_out = 0, []
 
     def run(self, attempt, experiment, watchdog):
         if self.node in self.bad:
@@ -102,7 +103,8 @@ class Devices:
         return workers
 
     def leave_out(self, rank):
-        if self.node == self.spares:
+        self.asked += 1
+        if self.node == self.spares or self.asked <= self.busy:
             return ""
         self.left_out.append((rank, self.node))
         self.node += 1
@@ -135,18 +137,20 @@ def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(tria
 
 
 @pytest.mark.parametrize(
-    ("bad", "spares", "left_out"), [({0}, 2, [(1, 0)]), ({0}, 0, []), ({0, 1, 2}, 2, [(1, 0)])], ids=str
+    ("bad", "spares", "busy", "left_out"),
+    [({0}, 2, 0, [(1, 0)]), ({0}, 2, 1, [(1, 0)]), ({0}, 0, 0, []), ({0, 1, 2}, 2, 0, [(1, 0)])],
+    ids=["a bad device", "the others are busy once", "no spare", "a flaky program"],
 )
-def test_a_node_whose_worker_fails_at_different_places_is_left_out_too(trials, bad, spares, left_out):
-    """With all nodes bad, the fourth failure is the last: max_restarts is 3."""
-    experiment, plan, attempt = trials.job(f"{STEPS} train.max_restarts=3")
-    devices, said = Devices(bad, spares, moves=True), []
+def test_a_node_whose_worker_fails_at_different_places_is_left_out_too(trials, bad, spares, busy, left_out):
+    """One only: with all nodes bad, the program is at fault."""
+    experiment, plan, attempt = trials.job(f"{STEPS} train.max_restarts=6")
+    devices, said = Devices(bad, spares, moves=True, busy=busy), []
     supervisor = Supervisor(experiment, plan, attempt, devices, None, said.append)
     if left_out and len(bad) == 1:
         supervisor.run()
         assert any("the last two exceptions were on the same node; node node 0 is left out" in line for line in said)
     else:
-        with pytest.raises(WorkerError, match="Attempt 4 was the last: 4 failures without a new checkpoint"):
+        with pytest.raises(WorkerError, match="Attempt 7 was the last: 7 failures without a new checkpoint"):
             supervisor.run()
     assert devices.left_out == left_out
 

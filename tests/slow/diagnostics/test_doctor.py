@@ -167,7 +167,7 @@ def test_workers_that_find_no_place(hosts, probes, monkeypatch):
     taken = probes.nodes[1]
     holder = start_on(taken.id, links.LinkActor, num_cpus=2)
     try:
-        ray.get(holder.ready.remote(taken.address), timeout=PATIENCE_S)
+        ray.get(holder.ready.remote(taken.address, False), timeout=PATIENCE_S)
         speeds, found = links.measure_links([taken, replace(taken, name="again")], probes.cluster, lambda text: None)
     finally:
         ray.kill(holder)
