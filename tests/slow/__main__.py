@@ -24,7 +24,7 @@ CLUSTERS = (
     "deploy", "diagnostics", "jobs", "sweeps", "test_driver", "test_hosts", "test_nodes",
     "test_ray_train", "test_unshared_node",
 )  # fmt: skip
-MEASUREMENTS = ("test_interrupts", "test_slow_links")
+MEASUREMENTS = ("test_interrupts", "test_slow_links", "test_slow_node")
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
 
@@ -88,7 +88,7 @@ def _write(commit: str, rows: list[str], files: int, seconds: float) -> None:
         "# The slow tests: `make test-faults`",
         "",
         f"Measured, commit `{commit}`, {datetime.now(UTC):%Y-%m-%d}: {len(rows)} of {files} files in {seconds / 60:.0f}"
-        " minutes, two side by side; interrupts and slow links alone.",
+        " minutes, two side by side; what is measured in seconds alone.",
         "",
         "| tests in `tests/slow` | outcome | seconds |",
         "|---|---|---|",
