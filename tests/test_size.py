@@ -15,7 +15,7 @@ BUDGETS = {
     "launch/backends": 1722,
     "launch/diagnostics": 782,
     "launch/diff": 955,
-    "launch/inference": 1163,
+    "launch/inference": 1166,
     "launch/jobs": 660,
     "launch/planning": 493,
     "launch/runs": 507,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 49_714
+MOST_LINES_OF_TESTS = 49_721
 
 
 def files() -> list[Path]:

@@ -87,11 +87,14 @@ def _draw(experiment: TranslationExperiment, data: TextData) -> Iterator[tuple[l
     generator = random.Random(experiment.train.seed)
     languages = [code for code in trained_languages(experiment, data) if rows_of(code, VALID, data)]
     languages.sort(key=lambda code: -data.pairs[code])
+    seen = list[tuple[str, ...]]()
     for number, language in zip(range(SAMPLES), cycle(languages), strict=False):
         rows, codes = rows_of(language, VALID, data), (ENGLISH, language)
         source, target = (1, 0) if number % 2 else (0, 1)
         pairs = data.texts(VALID, generator.sample(rows, min(DRAWN, len(rows))))
+        pairs = [pair for pair in pairs if pair not in seen] or pairs
         pair = next((pair for pair in pairs if len(pair[source].split()) >= FEWEST_WORDS), pairs[0])
+        seen.append(pair)
         tokens = source_of(pair[source], codes[target], data, experiment.text.max_length)
         texts = {"source": one_line(pair[source]), "reference": one_line(pair[target])}
         yield tokens, {"direction": f"{codes[source]}-{codes[target]}", **texts}

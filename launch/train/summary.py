@@ -41,7 +41,7 @@ def describe_step(planned: PlanReport, measured: Sequence[Timeline], steps: Sequ
     if abs(change) > 0.1:  # a step closer to its plan needs no explanation
         differences = slower_than_planned(planned.plan.timeline, measured, step_s, planned.plan.cell_to_stage)
         part = max(differences, key=lambda name: differences[name] * change)
-        line += f"; most of it: {_CAUSES[part]}, {differences[part]:+.3f} s"
+        line += f"; the largest difference: {_CAUSES[part]}, {differences[part]:+.3f} s"
     return [line]
 
 

@@ -21,6 +21,7 @@ from experiments.registry import find
 from experiments.report.table import readable
 from experiments.translation.score_settings import ScoreSettings
 from launch.inference import decode as decoding
+from launch.inference import held_out_samples
 from launch.inference.decode import find_text_run
 from launch.inference.decoding_methods import BeamSearch
 from launch.inference.export import export
@@ -222,6 +223,12 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
         tokens = translated(run, [source_of(sample["source"], target, data, 32)]).results
         assert sample["translation"] == one_line(data.tokenizer.decode(tokens[0], skip_special_tokens=True))
     assert any(sample["translation"] for sample in samples)
+    alone = experiment.model_copy(update={"text": experiment.text.model_copy(update={"languages": (largest[0],)})})
+    with monkeypatch.context() as patched:
+        first_rows = SimpleNamespace(sample=lambda rows, count: rows[:count])
+        patched.setattr(held_out_samples.random, "Random", lambda seed: first_rows)
+        first, _, third = [texts for _, texts in held_out_samples._draw(alone, data)]
+    assert first != third, "a sample is shown twice"
     lines = described(samples)
     assert lines[:2] == [
         "held-out strings of the languages with the most text:",

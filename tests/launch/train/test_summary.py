@@ -61,10 +61,10 @@ def stretched(timeline, **factors):
     ("measured", "step_s", "said"),
     [
         (STEP, 6.9, "(+6%)"),
-        (stretched(STEP, F=2.0, B=2.0, whole=2.0), 13.0, "(+100%); most of it: forwards and backwards"),
-        (stretched(STEP, whole=2.0), 12.5, "(+92%); most of it: messages, waiting for data, and other work"),
-        (STEP, 8.0, "(+23%); most of it: work before and after a step's actions"),
-        (stretched(STEP, F=0.5, B=0.5, whole=0.5), 3.5, "(-46%); most of it: forwards and backwards"),
+        (stretched(STEP, F=2.0, B=2.0, whole=2.0), 13.0, "(+100%); the largest difference: forwards and backwards"),
+        (stretched(STEP, whole=2.0), 12.5, "(+92%); the largest difference: messages, waiting for data, and"),
+        (STEP, 8.0, "(+23%); the largest difference: work before and after a step's actions"),
+        (stretched(STEP, F=0.5, B=0.5, whole=0.5), 3.5, "(-46%); the largest difference: forwards and backwards"),
     ],
 )
 def test_the_summary_names_the_part_that_differs_most_from_the_plan(measured, step_s, said):
