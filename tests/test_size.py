@@ -14,7 +14,7 @@ BUDGETS = {
     "launch": 1319,
     "launch/backends": 1722,
     "launch/diagnostics": 782,
-    "launch/diff": 955,
+    "launch/diff": 958,
     "launch/inference": 1166,
     "launch/jobs": 660,
     "launch/planning": 493,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 49_721
+MOST_LINES_OF_TESTS = 49_723
 
 
 def files() -> list[Path]:

@@ -21,9 +21,12 @@ PLAIN = "plain"
 def diff_runs(names: Sequence[str], console: Console) -> Comparison:
     """Compares two runs that recorded fingerprints. Raises SettingError where one has none or they do not match."""
     runs = [find_run(name) for name in names]
-    for which, run in zip("ab", runs, strict=True):
-        console.print(f"{which}: {run.path}")
-    precisions = {read_experiment_file(run.experiment).optimizer.precision for run in runs}
+    experiments = [read_experiment_file(run.experiment) for run in runs]
+    for which, run, experiment in zip("ab", runs, experiments, strict=True):
+        own = experiment.pipeline
+        shape = f"K = {own.stages}, M = {own.micro_batches}, {own.schedule}" if run.plan_json.exists() else PLAIN
+        console.print(f"{which}: {run.path}, {shape}")
+    precisions = {experiment.optimizer.precision for experiment in experiments}
     a, b = map(fingerprints_of, runs)
     found = compare(a, b, "bf16" if "bf16" in precisions else "fp32")
     for line in found.lines():

@@ -66,7 +66,9 @@ def test_plain_torch_and_two_stages_are_the_same_to_the_bit_and_other_micro_batc
     """Also with split backwards, for which linear layers become a class of the suite's own."""
     code, out, errors = diff(tmp_path, "right", "plain", "pipeline.stages=2 pipeline.schedule=zero_bubble")
     assert (code, errors) == (0, "")
-    assert re.search(r"\na: /.*\nb: /.*\nall \d{3} tensors are the same to the bit\n$", out), out
+    assert re.search(
+        r"\na: /\S+, plain\nb: /\S+, K = 2, M = 4, zero_bubble\nall \d{3} tensors are the same to the bit\n$", out
+    ), out
     runs = sorted(str(run) for run in tmp_path.glob(".cache/short_runs/*/*"))
     assert not list(tmp_path.glob(".cache/short_runs/*/*/checkpoints/0*")), "nobody reads them"
     assert "has no valid checkpoint; short trainings save none" in refusal("diff", "--run", runs[1], folder=tmp_path)
