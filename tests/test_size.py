@@ -31,7 +31,7 @@ BUDGETS = {
     "experiments/huggingface": 410,
     "experiments/images": 275,
     "experiments/language_model": 232,
-    "experiments/planning": 1374,
+    "experiments/planning": 1380,
     "experiments/report": 284,
     "experiments/scaling": 135,
     "experiments/sweeps": 1996,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 49_723
+MOST_LINES_OF_TESTS = 49_724
 
 
 def files() -> list[Path]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice, product
+from itertools import product, takewhile
 from typing import Any
 
 from experiments.base.cluster import Cluster
@@ -62,6 +62,9 @@ OTHER_SCHEDULES: tuple[dict[str, Any], ...] = (
     {"remat": "auto", "schedule": "auto", "virtual_stages": 1},
 )
 """Changes of a schedule, the nearest first. The last one needs the least memory, and takes the longest to plan."""
+
+LARGE_M = 4096
+"""The largest M that is tried where few devices need more micro-batches than 64K."""
 
 
 def noted_plans(
@@ -231,7 +234,10 @@ def _variants(work: Experiment, shape: Shape) -> Iterator[Experiment]:
 def _numbers(choice: Experiment) -> list[Experiment]:
     """Returns the choice with each number of micro-batches, the most first: fewer are larger, take long to estimate,
     and need more memory."""
-    numbers = islice(numbers_of_micro_batches(choice), MOST_DOUBLINGS + 1)
+    pipeline = choice.pipeline
+    most = max(pipeline.stages << MOST_DOUBLINGS, LARGE_M)
+    is_free, every = pipeline.micro_batches == AUTO, numbers_of_micro_batches(choice)
+    numbers = takewhile(lambda number: number.pipeline.micro_batches <= most, every) if is_free else every
     return [number for number in numbers if not number.setting_errors()][::-1]
 
 

@@ -86,9 +86,9 @@ def reductions() -> Iterator[str]:
         machine = Machine(0, reduce_bytes_per_s=NETWORK.bytes_per_s, transport="nccl")
         far = replace(machine, reduce_bytes_per_s=math.inf, reduce_latency_s=NETWORK.latency_s)
         seconds = (4 * values * each.reduce_s_per_byte(replicas) for each in (machine, far))
-        planned = 4 * values / ACCELERATOR_BUCKET_BYTES
         row = " | ".join(f"{each:.3f}" for each in seconds)
-        yield f"| {replicas} | {planned:.0f} | {len(buckets)} | {slices} | {row} |"
+        planned = f"{4 * values / ACCELERATOR_BUCKET_BYTES:.0f}"
+        yield f"| {replicas} | {planned} | {len(buckets)} | {slices} | {row} |"
 
 
 def _json(beat: Heartbeat) -> bytes:

@@ -141,6 +141,14 @@ def test_the_nearest_plan_changes_little_and_fits_when_it_is_asked_for(
     again(work, fault.remedy, cluster, with_process(process))
 
 
+@pytest.mark.slow
+def test_one_device_gets_more_than_64_micro_batches_where_the_whole_mini_batch_needs_them() -> None:
+    work = translation("pipeline.stages=1 pipeline.micro_batches=2 train.batch_tokens=32768")
+    sizes = [max(peaks(work.with_settings(f"pipeline.micro_batches={m}"))) for m in (64, 256)]
+    fault = refused(work, Cluster(1, int(sum(sizes) / 2 / 0.95), "gpu"))
+    assert "batch_tokens" not in settings_of(fault)
+
+
 def test_a_schedule_from_a_file_gets_a_smaller_mini_batch_because_its_micro_batches_stay(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
     own = f"pipeline.schedule={tmp_path / 'own.csv'} pipeline.micro_batches=2 pipeline.stages=2 train.batch_tokens=4096"

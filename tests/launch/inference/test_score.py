@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -225,8 +226,7 @@ def test_the_end_of_a_run_shows_three_held_out_strings_and_its_page_too(tmp_path
     assert any(sample["translation"] for sample in samples)
     alone = experiment.model_copy(update={"text": experiment.text.model_copy(update={"languages": (largest[0],)})})
     with monkeypatch.context() as patched:
-        first_rows = SimpleNamespace(sample=lambda rows, count: rows[:count])
-        patched.setattr(held_out_samples.random, "Random", lambda seed: first_rows)
+        patched.setattr(random.Random, "sample", lambda self, rows, count: rows[:count])
         first, _, third = [texts for _, texts in held_out_samples._draw(alone, data)]
     assert first != third, "a sample is shown twice"
     lines = described(samples)

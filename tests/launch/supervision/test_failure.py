@@ -79,7 +79,6 @@ HERE, THERE = replace(BUG, host="a", node="1"), replace(BUG, host="a", node="2")
         ([HERE], False),
         ([HERE, replace(HERE, step=18, error_type="KeyError")], True),
         ([HERE, THERE], False),
-        ([HERE, THERE, HERE], False),
         ([replace(KILLED, host="a", node="1"), HERE], False),
     ],
 )

@@ -142,7 +142,6 @@ def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(tria
     ids=["a bad device", "the others are busy once", "no spare", "a flaky program"],
 )
 def test_a_node_whose_worker_fails_at_different_places_is_left_out_too(trials, bad, spares, busy, left_out):
-    """One only: with all nodes bad, the program is at fault."""
     experiment, plan, attempt = trials.job(f"{STEPS} train.max_restarts=6")
     devices, said = Devices(bad, spares, moves=True, busy=busy), []
     supervisor = Supervisor(experiment, plan, attempt, devices, None, said.append)

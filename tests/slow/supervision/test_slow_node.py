@@ -11,7 +11,6 @@ machines, drive = test_nodes.machines, test_nodes.drive
 
 
 def test_a_slow_node_is_named_within_23_steps(machines, drive, monkeypatch):
-    """Looks are at steps 10, 15 and 20."""
     monkeypatch.setenv(VARIABLE, f"{Path(bad_node.__file__).resolve()}:be_slow")
     driver = drive(machines(4), "pipeline.replicas=2", steps=30)
     driver.wait(240)

@@ -5,7 +5,6 @@ short parts: each begins with a sign in the run's files. Before the first line o
 ends the process as by default.
 """
 
-import os
 import random
 import re
 import shutil
@@ -14,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -28,8 +28,7 @@ from suite.training.metrics import read_steps
 from tests.launch.command_line import SMALL_1F1B, gpipe
 from tests.slow.interrupted_command import Command
 
-SEED, COUNT = 17, int(os.environ.get("GPIPE_INTERRUPTS", "18"))  # each part with each launcher
-
+SEED = 17
 SETTINGS = f"{SMALL_1F1B} train.steps=30 pipeline.stages=2"
 RUN = ["experiment", "t24_1_3b_wide", "--scale", "laptop", "--set", SETTINGS]
 
@@ -54,15 +53,12 @@ class Moment:
         return f"{self.launcher}-{self.part}-{self.share:.2f}-{self.number.name}-{self.how}"
 
 
-def random_moments(count):
-    """Returns moments: both launchers and every part in turn, with random signals and shares."""
+def random_moments():
+    """Yields a moment in every part with both launchers, with random signals and shares."""
     chance = random.Random(SEED)
-    moments = []
-    for at in range(count):
+    for part, launcher in product(PARTS, ("local", "ray")):
         number, how = chance.choice((signal.SIGINT, signal.SIGTERM)), chance.choice(("once", "twice", "group"))
-        launcher, part = ("local", "ray")[at % 2], PARTS[at // 2 % len(PARTS)]
-        moments.append(Moment(launcher, part, chance.random(), number, how))
-    return moments
+        yield Moment(launcher, part, chance.random(), number, how)
 
 
 @pytest.fixture
@@ -173,7 +169,7 @@ def undisturbed(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("moment", random_moments(COUNT), ids=str)
+@pytest.mark.parametrize("moment", random_moments(), ids=str)
 def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, undisturbed, tmp_path, commands):
     reference, lengths = undisturbed(moment.launcher)
     if moment.part not in FRESH:
