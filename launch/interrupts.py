@@ -57,6 +57,12 @@ def install() -> None:
     threading.Thread(target=_enforce, args=(signals,), daemon=True, name="interrupt").start()
     for number in SIGNALS:
         signal.signal(number, _on_signal)
+    default_in_forks()
+
+
+def default_in_forks() -> None:
+    """Gives processes that this one forks, such as those of a user's pool, Python's own handlers: they are to end by
+    their signals, also by one that arrives at once."""
     os.register_at_fork(before=_block, after_in_parent=_restore_mask, after_in_child=_restore_own)
 
 
@@ -73,7 +79,6 @@ def _restore_mask() -> None:
 
 
 def _restore_own() -> None:
-    """Restores Python's own handlers in a forked process, such as one of a user's pool: it is to end by its signals."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

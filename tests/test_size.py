@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1319,
+    "launch": 1324,
     "launch/backends": 1722,
     "launch/diagnostics": 782,
     "launch/diff": 958,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 49_724
+MOST_LINES_OF_TESTS = 49_720
 
 
 def files() -> list[Path]:

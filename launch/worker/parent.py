@@ -26,7 +26,7 @@ def ignore_sigterm() -> None:
     """Leaves a scheduler's SIGTERM to all processes to the command, which lets its workers save first. Processes that
     this one starts get it as usual."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    interrupts.default_in_forks()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 

@@ -184,6 +184,22 @@ def test_a_fork_keeps_blocked_signals_and_gets_pythons_own_handlers():
     ]  # fmt: skip
 
 
+AT_ONCE = """
+import os, signal
+from launch.worker.parent import ignore_sigterm
+
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+ignore_sigterm()
+if (pid := os.fork()) == 0:
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_process_that_a_worker_has_just_forked_ends_by_sigterm():
+    assert subprocess.check_output([sys.executable, "-c", AT_ONCE], env=environment(), text=True) == "-15\n"
+
+
 def _has_ended(pid):
     """Whether a process ends in a few seconds; nobody may collect it."""
     try:

@@ -113,12 +113,7 @@ class Devices:
 
 @pytest.mark.parametrize(
     ("bad", "spares", "attempts", "left_out"),
-    [
-        ({0}, 2, 3, [(1, 0)]),
-        ({0}, 0, 2, []),
-        ({0, 1, 2}, 2, 3, [(1, 0)]),
-        ({0, 1}, 2, 2, []),
-    ],
+    [({0}, 2, 3, [(1, 0)]), ({0}, 0, 2, []), ({0, 1, 2}, 2, 3, [(1, 0)]), ({0, 1}, 2, 2, [])],
     ids=["a bad device", "no spare", "a fault of the program", "max_restarts=1"],
 )
 def test_a_node_whose_worker_fails_twice_is_left_out_while_there_are_others(trials, bad, spares, attempts, left_out):

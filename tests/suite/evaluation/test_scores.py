@@ -10,15 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.evaluation.scores import (
-    TranslatedPair,
-    macro_average,
-    one_line,
-    score,
-    score_pairs,
-    signatures,
-    thirds,
-)
+from suite.evaluation.scores import TranslatedPair, macro_average, one_line, score, score_pairs, signatures, thirds
 
 
 def test_scores_are_those_of_the_command_line(tmp_path):

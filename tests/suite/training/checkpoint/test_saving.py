@@ -14,14 +14,7 @@ import torch.distributed as dist
 
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
-from suite.training.checkpoint import (
-    Readers,
-    Storage,
-    load_optimizer,
-    load_values,
-    newest_valid,
-    reading,
-)
+from suite.training.checkpoint import Readers, Storage, load_optimizer, load_values, newest_valid, reading
 from suite.training.checkpoint.ownership import OWNER
 from suite.training.checkpoint.reading import UNFINISHED, examine, folders_of
 from suite.training.checkpoint.storage import BEGUN
