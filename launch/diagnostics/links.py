@@ -64,6 +64,7 @@ Pair = tuple[int, int]
 Worker = tuple[Host, int]
 """A node and a number of the worker there."""
 NamedLink = tuple[str, Link]
+"""The names of a link's ends, and the link."""
 
 
 @dataclass(frozen=True)
@@ -230,19 +231,20 @@ def _summary(
     cluster: str, placed: list[list[Worker]], gpus: Mapping[Worker, str], answers: Mapping[Worker, LinkMeasurements]
 ) -> tuple[LinkSpeeds, list[Finding]]:
     """Returns the speeds for plans, which are the slowest, and findings."""
+    names = {worker: f"{worker[0].name} GPU {gpu}" if gpu else worker[0].name for worker, gpu in gpus.items()}
     links: dict[tuple[str, str], list[NamedLink]] = {}
     for workers in placed:
         for index, worker in enumerate(workers):
             for (a, b), link in answers[worker].pairs.items():
                 ends = placed[a][index], placed[b][index]
-                name = " - ".join(f"{end[0].name} GPU {gpus[end]}" if gpus[end] else end[0].name for end in ends)
-                links.setdefault((ends[0][0].name, ends[1][0].name), []).append((name, link))
+                of_nodes = links.setdefault((ends[0][0].name, ends[1][0].name), [])
+                of_nodes.append((f"{names[ends[0]]} - {names[ends[1]]}", link))
     per_node = len(placed[0])
     slowest = max((link for of_pair in links.values() for _, link in of_pair), key=_compared_s)
     reduced = max((answers[worker].reduced for worker in placed[0]), key=_compared_s)
-    workers_of_node = "" if per_node == 1 else f", {per_node} GPUs of each at once"
-    shared = ok("all-reduce", f"over {len(placed)} nodes{workers_of_node}: {format_link(reduced)}")
-    used = networks({f"{worker[0].name} {gpus[worker]}".strip(): answer.network for worker, answer in answers.items()})
+    at_once = "" if per_node == 1 else f", {per_node} GPUs of each at once"
+    shared = ok("all-reduce", f"over {len(placed)} nodes{at_once}: {format_link(reduced)}")
+    used = networks({names[worker]: answer.network for worker, answer in answers.items()})
     return LinkSpeeds(cluster, per_node, slowest, reduced), [*findings_of(links), shared, *used]
 
 
@@ -250,13 +252,13 @@ def _compared_s(link: Link) -> float:
     return link.seconds(COMPARED_BYTES)
 
 
-def networks(by_node: dict[str, str]) -> list[Finding]:
-    """Returns which network NCCL uses, by the names of the nodes: a warning for sockets; nothing without NCCL."""
-    sockets = [node for node, network in by_node.items() if network == "Socket"]
+def networks(by_worker: dict[str, str]) -> list[Finding]:
+    """Returns which network NCCL uses, by the names of the workers: a warning for sockets; nothing without NCCL."""
+    sockets = [worker for worker, network in by_worker.items() if network == "Socket"]
     if sockets:
         remedy = "if there is InfiniBand: ibstat, /dev/infiniband in the container, NCCL_IB_HCA, NCCL_IB_DISABLE"
         return [warning("network", f"NCCL uses sockets on {', '.join(sockets)}", remedy)]
-    used = sorted({network for network in by_node.values() if network})
+    used = sorted({network for network in by_worker.values() if network})
     return [ok("network", f"NCCL uses {', '.join(used)}")] if used else []
 
 
