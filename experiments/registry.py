@@ -98,11 +98,7 @@ def read_experiment_file(path: Path) -> Experiment:
 
 
 def resolve(
-    name: str,
-    scale: Scale,
-    cluster: Cluster,
-    settings: str | Iterable[str] = (),
-    pipeline_auto: bool = False,
+    name: str, scale: Scale, cluster: Cluster, settings: str | Iterable[str] = (), pipeline_auto: bool = False
 ) -> tuple[Experiment, str]:
     """Returns the run at a scale with settings applied, and one line that says what was shrunk and why. With
     ``pipeline_auto`` its plan may choose K, R and M.

@@ -23,14 +23,7 @@ from models.chunked_loss import set_logits_bytes
 from suite.errors import BusyError, PlacementError, PlanError, SettingError
 from suite.pipeline.model.layers import check_frozen, count_parameters, ties_of, trainable
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import (
-    DEVICES,
-    GPU_PROCESS_BYTES,
-    P2P_BYTES,
-    Device,
-    Machine,
-    collective_bytes,
-)
+from suite.pipeline.planning.devices import DEVICES, GPU_PROCESS_BYTES, P2P_BYTES, Device, Machine, collective_bytes
 from suite.pipeline.planning.estimate import estimate_on
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import FROZEN_BYTES, bytes_per_parameter

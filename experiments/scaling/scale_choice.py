@@ -18,11 +18,7 @@ from suite.pipeline.planning.devices import GIB
 
 
 def choose_scale(
-    paper: Experiment,
-    requested: Scale,
-    cluster: Cluster,
-    settings: Iterable[str] = (),
-    pipeline_auto: bool = False,
+    paper: Experiment, requested: Scale, cluster: Cluster, settings: Iterable[str] = (), pipeline_auto: bool = False
 ) -> tuple[Experiment, str]:
     """Returns the experiment at the requested scale with the user's settings, and one line that says what was shrunk;
     no line of a run for a laptop of which nothing was.

@@ -26,14 +26,7 @@ from launch.worker.distributed import init_process_group
 from models.chunked_loss import CPU_LOGITS_BYTES, set_logits_bytes
 from suite.errors import PlacementError, SettingError
 from suite.paths import write_atomically
-from suite.pipeline.model.layers import (
-    as_tuple,
-    count_parameters,
-    distinct_parameters,
-    loss_of,
-    materialize,
-    ties_of,
-)
+from suite.pipeline.model.layers import as_tuple, count_parameters, distinct_parameters, loss_of, materialize, ties_of
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.topology import RankCoord

@@ -30,7 +30,7 @@ from suite.cgroups import cpu_limit
 from suite.errors import PlacementError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import Device, Machine, this_device
+from suite.pipeline.planning.devices import Machine, this_device
 from suite.pipeline.planning.measure import COPIES, LEAST_ROUNDS, WARM_UPS
 
 if TYPE_CHECKING:
@@ -82,13 +82,15 @@ class MeasuredCosts:
         if record is None or reason:
             memory_bytes = _memory_bytes(cluster, workers)
             rates = self.backend.on_free_devices(partial(this_device, cluster.bytes_per_device), cluster, 1, self.log)
-            estimate = _estimate_if_too_long(work, cluster, rates, self.timeout_s, memory_bytes)
-            if estimate is not None:
-                return estimate
+            declared = Cluster(cluster.devices, cluster.bytes_per_device, cluster.kind, device=rates)
+            estimated = estimated_costs(work, declared)
+            if reason_not_to := _reason_not_to_measure(estimated.costs, self.timeout_s, memory_bytes):
+                return replace(estimated, source=f"{estimated.source}, because {reason_not_to}")
             self.log(f"measuring the layers{reason} on {where}")
             self.cache.mkdir(parents=True, exist_ok=True)
             log_file = (self.cache / "measuring.log").resolve()
-            measure = partial(_measure, work, cluster, workers, threads, log_file)
+            costs = () if rates.is_cuda else estimated.costs  # a GPU's dropout has smaller masks: workers estimate
+            measure = partial(_measure, work, costs, cluster, workers, threads, log_file)
             measurements = self.backend.on_free_devices(measure, cluster, workers, self.log, self.data)
             load = max(measurement.load for measurement in measurements)
             load = min(load, LOAD) if _is_here(cluster) else load
@@ -102,12 +104,14 @@ class MeasuredCosts:
         return LayerCosts(record.costs, machine, source, measured=True, history=history, notes=notes)
 
 
-def _measure(work: Measurable, cluster: Cluster, workers: int, threads: int, log_file: Path) -> list[LayerMeasurements]:
+def _measure(
+    work: Measurable, estimated: Sequence[LayerCost], cluster: Cluster, workers: int, threads: int, log_file: Path
+) -> list[LayerMeasurements]:
     """Measures layers on this machine, in so many concurrent processes. The libraries' output goes to the log file."""
     from launch.backends.processes import run_processes
     from launch.worker.measure import measure_layers
 
-    facts = cluster.kind == "gpu", log_file, cluster.logits_bytes, _memory_bytes(cluster, workers)
+    facts = cluster.kind == "gpu", log_file, cluster.logits_bytes, _memory_bytes(cluster, workers), estimated
     return run_processes(measure_layers, workers, work, threads, *facts)
 
 
@@ -165,22 +169,17 @@ def _memory_bytes(cluster: Cluster, workers: int) -> int:
     return cluster.bytes_per_device * cores // workers
 
 
-def _estimate_if_too_long(
-    work: Measurable, cluster: Cluster, device: Device, timeout_s: float, most_bytes: int
-) -> LayerCosts | None:
-    """Returns estimated costs if measuring would take too long or too much memory, otherwise None."""
-    declared = Cluster(cluster.devices, cluster.bytes_per_device, cluster.kind, device=device)
-    layer_costs = estimated_costs(work, declared)
-    copies = {cost: min(COPIES, count) for cost, count in Counter(layer_costs.costs).items()}
+def _reason_not_to_measure(estimated: Sequence[LayerCost], timeout_s: float, most_bytes: int) -> str:
+    """Returns why measuring would take too long or too much memory; empty if it does not."""
+    copies = {cost: min(COPIES, count) for cost, count in Counter(estimated).items()}
     seconds = (WARM_UPS + LEAST_ROUNDS) * sum(count * cost.seconds for cost, count in copies.items())
     memory_bytes = max(
         count * (16 * cost.parameters + cost.activation_bytes) + cost.graph_peak_bytes + cost.backward_peak_bytes
         for cost, count in copies.items()
     )
-    if seconds < timeout_s and memory_bytes < most_bytes:
-        return None
-    reason = f"measuring would take {seconds:.0f} s" if seconds >= timeout_s else "a layer is too large to be measured"
-    return replace(layer_costs, source=f"{layer_costs.source}, because {reason}")
+    if seconds >= timeout_s:
+        return f"measuring would take {seconds:.0f} s"
+    return "a layer is too large to be measured" if memory_bytes >= most_bytes else ""
 
 
 def _digest(*parts: object) -> str:

@@ -56,9 +56,10 @@ def measure_layers(
     log_file: Path,
     logits_bytes: int = CPU_LOGITS_BYTES,
     memory_bytes: float = math.inf,
+    estimated: Sequence[LayerCost] = (),
 ) -> LayerMeasurements:
     """Measures a workload's layers in ``world`` concurrent processes, like the workers of a run. Each may take
-    ``memory_bytes``.
+    ``memory_bytes``. Starts from the ``estimated`` costs, by default its own.
 
     The libraries' output goes to ``log_file``.
     """
@@ -81,7 +82,7 @@ def measure_layers(
     update = partial(single_device_update, settings=settings)
     declared = replace(DEVICES["TPUv3"], is_cuda=not is_host(device))  # its rates do not matter
     with CudaDropout() if declared.is_cuda else nullcontext():
-        estimated = estimate(layers, loss, sample.largest, declared, settings)
+        estimated = estimated or estimate(layers, loss, sample.largest, declared, settings)
     begin_s, cpu_s = time.perf_counter(), time.process_time()
     costs = measure(estimated, layers, loss, sample, device, settings.precision, update, majority, memory_bytes)
     computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)

@@ -23,7 +23,7 @@ from suite.training.utilization import Peak
 MEASURE_S = 0.5
 """Products are repeated for this long; the fastest counts."""
 
-_VERSION = 3
+_VERSION = 4
 """Version of the measurement. Raise it when the measurement changes."""
 
 

@@ -45,7 +45,7 @@ def test_the_list_of_commands_is_fixed():
     assert names == {
         "check", "checkpoints", "diff", "doctor", "experiment", "export", "generate",
         "list", "plan", "report", "resume", "runs", "score", "settings", "submit",
-        "sweep", "sync", "table", "translate",
+        "sweep", "sync", "table", "translate"
     }  # fmt: skip
 
 
@@ -236,12 +236,7 @@ LIBRARIES = ("ray", "deepspeed", "datasets", "transformers", "torch._dynamo")
 
 @pytest.mark.parametrize(
     ("command", "forbidden"),
-    [
-        ("--help", ("torch", *LIBRARIES)),
-        ("table", ("torch", *LIBRARIES)),
-        ("runs", LIBRARIES),
-        ("list", LIBRARIES),
-    ],
+    [("--help", ("torch", *LIBRARIES)), ("table", ("torch", *LIBRARIES)), ("runs", LIBRARIES), ("list", LIBRARIES)],
 )
 def test_a_command_imports_no_library_that_it_does_not_need(command, forbidden):
     assert printed_lines(command, forbidden=forbidden)

@@ -5,13 +5,7 @@ import torch
 from torch import nn
 
 from models import chunked_loss, language_model, transformer
-from models.chunked_loss import (
-    CPU_LOGITS_BYTES,
-    ChunkedHead,
-    accelerator_logits_bytes,
-    rows_at_once,
-    set_logits_bytes,
-)
+from models.chunked_loss import CPU_LOGITS_BYTES, ChunkedHead, accelerator_logits_bytes, rows_at_once, set_logits_bytes
 from models.loss import TranslationLoss
 from suite.pipeline.planning.memory_tracker import tracked_memory
 from suite.pipeline.runtime.layer_hooks import watch_tensors

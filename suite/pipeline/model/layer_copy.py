@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
 
@@ -172,12 +172,18 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Returns an object's attributes, without calling its own code."""
+    kind: Any = type(value)
     found = {}
-    for kind in type(value).__mro__:
-        for name, member in vars(kind).items():
-            if type(member).__name__ == "member_descriptor":  # of __slots__
-                with suppress(AttributeError):
-                    found[name] = member.__get__(value)
+    for name, member in _slots(kind):
+        with suppress(AttributeError):
+            found[name] = member.__get__(value)
     with suppress(AttributeError):
         found |= object.__getattribute__(value, "__dict__")
     return found
+
+
+@lru_cache(maxsize=4096)
+def _slots(kind: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    """Returns the slots of a class and its bases."""
+    members = (each for base in kind.__mro__ for each in vars(base).items())
+    return tuple((name, member) for name, member in members if isinstance(member, MemberDescriptorType))

@@ -57,9 +57,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """A context in which torch, numpy and ``random`` start from a seed; at its end all are as before."""
     before = random.getstate(), np.random.get_state()
     with fork_rng(device):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        set_seed(seed, device)
+        if torch.cuda.is_available():  # a user's function may draw on any device
+            torch.cuda.manual_seed_all(seed)
         try:
             yield
         finally:

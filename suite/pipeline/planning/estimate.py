@@ -130,7 +130,8 @@ def _estimate(
 
     with recorder, fuses, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
         with torch.no_grad(), recorder.phase() as first_forward:
-            run()
+            if is_bf16:  # it casts the weights
+                run()
         with torch.no_grad(), recorder.phase() as forward:
             run()
         with recorder.phase() as graph:
@@ -171,6 +172,8 @@ def _deferred(
 ) -> tuple[Phase, int]:
     """Returns the phase of deferrable weight gradients, and the bytes held until then."""
     weight_grads = WeightGradStore(with_deferrable_linears(layer))
+    if weight_grads.is_empty:
+        return Phase(), 0
     for tensor in inputs:
         tensor.grad = None
     with recorder.phase() as first_part:

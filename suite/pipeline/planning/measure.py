@@ -72,7 +72,8 @@ def measure(
     are timed all together only where that takes less than a quarter of ``memory_bytes``: the process and temporary
     tensors may need the rest.
     """
-    typical, largest = (_Model(layers, loss, data, device, precision) for data in (sample.typical, sample.largest))
+    model = partial(_Model, layers, loss, ShapeInference(layers, precision == "bf16"), device, precision)
+    typical, largest = model(sample.typical), model(sample.largest)
     seconds = typical.measured(COPIES, lambda cell: _seconds_of(cell, make_update, synchronize))
     sizes = largest.measured(1, lambda cell: _bytes_of(cell, make_update))
     costs = [
@@ -104,13 +105,19 @@ class _Model:
     """Any of the layers as a stage of their own, for one micro-batch."""
 
     def __init__(
-        self, layers: Sequence[nn.Module], loss: nn.Module, data: MicroBatch, device: torch.device, precision: str
+        self,
+        layers: Sequence[nn.Module],
+        loss: nn.Module,
+        shapes: ShapeInference,
+        device: torch.device,
+        precision: str,
+        data: MicroBatch,
     ) -> None:
         self.inputs = tuple(tensor.to(device) for tensor in data.inputs)
         self._targets = tuple(tensor.to(device) for tensor in data.targets)
         self._layers, self._loss, self._device, self._precision = layers, loss, device, precision
         self._skips = find_skips(layers)
-        self._cuts = ShapeInference(layers, precision == "bf16").infer_all(CutSpec.of(self.inputs))
+        self._cuts = shapes.infer_all(CutSpec.of(self.inputs))
 
     def cell(self, cell: range, tensors: Tensors, stash: Stash, defers: bool = False) -> _Cell:
         """Returns a cell that gets these tensors and skips; ``defers`` splits its backward."""

@@ -68,6 +68,11 @@ class WeightGradStore:
         self._parameters = list(cell.parameters())
         self._splits = True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no module can."""
+        return not self._modules
+
     def split_products(self, splits: bool) -> None:
         """Whether the backward of the next forwards may be deferred. In fp32 a backward that is not deferred is that of
         ``nn.Linear``, which is faster where layers are narrow."""

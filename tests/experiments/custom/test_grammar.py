@@ -17,7 +17,7 @@ from tests.experiments.custom.grammar_run import outcomes, refusal
 FOUND = (1029,)
 """Seeds that trained something else: a first layer that drops itself got no gradient (mended)."""
 
-COUNT = int(os.environ.get("RANDOM_LAYERS", "30"))
+COUNT = int(os.environ.get("RANDOM_LAYERS", "10"))
 """``make test-faults`` has two thousand."""
 
 

@@ -28,6 +28,7 @@ THIS = Cluster(2, 4 * GIB, "cpu")
 TINY = LanguageModelShape(3, width=16, feed_forward=32, heads=2, vocabulary=50, context_length=8)
 COST = LayerCost(1e-3, 1.5e-3, 3e-3, 1e-4, 5_000, 4096, 4096, 20_000, 1000, 2000, 3000, 400, relative_spread=1.2)
 COSTS = (replace(COST, gradient_bytes=0), *[COST] * 3, replace(COST, parameters=7_000))
+FAST = replace(DEVICES["H100"], efficiency=1.0, is_cuda=False)
 
 
 def work(stages=2, shape=TINY, **pipeline):
@@ -39,17 +40,16 @@ def measured(monkeypatch):
     """Replaces the measuring processes by fixed numbers; returns the list of calls."""
     calls = []
 
-    def run(target, workers, work, threads, use_gpu, log, logits_bytes, memory_bytes):
-        assert (use_gpu, logits_bytes, memory_bytes > 0) == (False, CPU_LOGITS_BYTES, True)
+    def run(target, workers, work, threads, use_gpu, log, logits_bytes, memory_bytes, estimated):
+        expected = False, CPU_LOGITS_BYTES, len(work.build()[0])
+        assert (use_gpu, logits_bytes, len(estimated), memory_bytes > 0) == (*expected, True)
         calls.append((workers, threads))
         return [LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=3.5)] * workers
 
     monkeypatch.setattr("launch.backends.processes.run_processes", run)
     monkeypatch.setattr(layer_costs, "cpu_limit", lambda: 2)
     monkeypatch.setattr(layer_costs, "LOAD", 3.5)
-    monkeypatch.setattr(
-        layer_costs, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory, efficiency=1.0)
-    )
+    monkeypatch.setattr(layer_costs, "this_device", lambda memory: replace(FAST, memory_bytes=memory))
     return calls
 
 
@@ -219,11 +219,11 @@ def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
 
 
 def test_the_measuring_time_is_estimated_for_the_clusters_device_not_this_machines(measured, tmp_path):
-    slow = replace(DEVICES["H100"], fp32=1e3, bf16=1e3)
+    slow = replace(FAST, fp32=1e3, bf16=1e3)
     model = MeasuredCosts(tmp_path, ignore, WithDevice(slow))
     assert not model(work(), THIS).measured
     assert not measured
-    assert MeasuredCosts(tmp_path, ignore, WithDevice(DEVICES["H100"]))(work(), THIS).measured
+    assert MeasuredCosts(tmp_path, ignore, WithDevice(FAST))(work(), THIS).measured
 
 
 def test_remeasure_measures_costs_of_earlier_processes_once_more(measured, tmp_path, monkeypatch):
