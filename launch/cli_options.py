@@ -54,9 +54,7 @@ CheckpointOption = Annotated[
 ResumedOption = Annotated[
     str,
     typer.Option(
-        "--checkpoint",
-        metavar="<best|latest|STEP>",
-        help="empty: the latest; those after the chosen one are abandoned",
+        "--checkpoint", metavar="<best|latest|STEP>", help="empty: the latest; those after the chosen one are abandoned"
     ),
 ]
 SideOption = Annotated[

@@ -36,11 +36,7 @@ COMPILES = ("cuda",)
 """Kinds of devices for which torch's compiler makes kernels (Triton, by a C compiler with Python's headers)."""
 
 
-_OPTIONS: dict[str, Any] = {
-    "deterministic": True,
-    "emulate_precision_casts": True,
-    "triton.mix_order_reduction": False,
-}
+_OPTIONS: dict[str, Any] = {"deterministic": True, "emulate_precision_casts": True, "triton.mix_order_reduction": False}
 """Options of the compiler. Kernels are chosen without measuring, which may choose others in another process; each
 operation rounds as it does alone; and no kernel asks for a least number of rows."""
 

@@ -161,12 +161,7 @@ HEADINGS = (
 
 
 def _speeds(
-    layers: int,
-    device: str,
-    printed: Speeds,
-    measure: Measure,
-    link: Link | None,
-    report: ReportProgress,
+    layers: int, device: str, printed: Speeds, measure: Measure, link: Link | None, report: ReportProgress
 ) -> tuple[list[list[Value]], Speeds]:
     """Measures each printed case with equal cells, and those with the most micro-batches with planned ones; messages
     have their real size where the ``link`` takes time. Returns the rows, with speeds over the first, and the measured

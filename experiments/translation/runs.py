@@ -36,11 +36,7 @@ def t12_400m() -> TranslationExperiment:
         text=TextSettings(corpus=CORPUS, vocabulary=64_000, temperature=5.0, max_length=128),
         pipeline=PipelineSettings(stages=1, micro_batches=256, replicas=8, remat="auto"),
         optimizer=OptimizerSettings(
-            name="adafactor",
-            learning_rate=PEAK_RATE,
-            warmup_steps=WARMUP_STEPS,
-            max_grad_norm=None,
-            precision="bf16",
+            name="adafactor", learning_rate=PEAK_RATE, warmup_steps=WARMUP_STEPS, max_grad_norm=None, precision="bf16"
         ),
         train=TrainSettings(steps=100_000, batch_tokens=4_000_000, checkpoint_every=1000, valid_pairs=4096),
     )

@@ -21,13 +21,7 @@ from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.simulate import CellCost, simulate
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
-from tests.bench.peers.workload import (
-    BenchWorkload,
-    LanguageModelWork,
-    OverheadWork,
-    SyntheticWork,
-    TranslationWork,
-)
+from tests.bench.peers.workload import BenchWorkload, LanguageModelWork, OverheadWork, SyntheticWork, TranslationWork
 
 
 @dataclass(frozen=True)

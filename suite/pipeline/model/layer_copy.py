@@ -37,6 +37,9 @@ class Original:
         return self
 
 
+_OF_PYTHON = 1 << 9
+"""The flag of types that Python code makes (``Py_TPFLAGS_HEAPTYPE``)."""
+
 _PLAIN_TYPES = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _ATOMS = (*_PLAIN_TYPES, type, ModuleType, Original)
 
@@ -172,18 +175,14 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     """Returns an object's attributes, without calling its own code."""
-    kind: Any = type(value)
     found = {}
-    for name, member in _slots(kind):
-        with suppress(AttributeError):
-            found[name] = member.__get__(value)
+    for kind in type(value).__mro__:
+        if kind.__flags__ & _OF_PYTHON and "__slots__" not in vars(kind):  # most classes, with hundreds of members
+            continue
+        for name, member in vars(kind).items():
+            if isinstance(member, MemberDescriptorType):
+                with suppress(AttributeError):
+                    found[name] = member.__get__(value)
     with suppress(AttributeError):
         found |= object.__getattribute__(value, "__dict__")
     return found
-
-
-@lru_cache(maxsize=4096)
-def _slots(kind: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
-    """Returns the slots of a class and its bases."""
-    members = (each for base in kind.__mro__ for each in vars(base).items())
-    return tuple((name, member) for name, member in members if isinstance(member, MemberDescriptorType))

@@ -58,7 +58,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     before = random.getstate(), np.random.get_state()
     with fork_rng(device):
         set_seed(seed, device)
-        if torch.cuda.is_available():  # a user's function may draw on any device
+        if torch.cuda.is_available():  # a user's function may draw on any GPU
             torch.cuda.manual_seed_all(seed)
         try:
             yield

@@ -130,8 +130,7 @@ def _estimate(
 
     with recorder, fuses, torch.autocast("cpu", enabled=False):  # as Stage.weights_cast_once
         with torch.no_grad(), recorder.phase() as first_forward:
-            if is_bf16:  # it casts the weights
-                run()
+            run()
         with torch.no_grad(), recorder.phase() as forward:
             run()
         with recorder.phase() as graph:

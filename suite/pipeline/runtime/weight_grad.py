@@ -70,7 +70,7 @@ class WeightGradStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no module can."""
+        """Whether no module can defer gradients."""
         return not self._modules
 
     def split_products(self, splits: bool) -> None:

@@ -30,13 +30,7 @@ def test_type_default_bounds_and_unit_come_from_the_field():
 
 def test_the_fields_of_a_dataclass_are_described_by_their_docstrings():
     row = {row.name: row for row in describe_settings(TASKS["translation"])}["model.vocabulary"]
-    assert row == (
-        "model.vocabulary",
-        "integer, 1 to 1000000",
-        "required",
-        "tokens",
-        "Follows text.vocabulary.",
-    )
+    assert row == ("model.vocabulary", "integer, 1 to 1000000", "required", "tokens", "Follows text.vocabulary.")
 
 
 @pytest.mark.parametrize("name", experiments())

@@ -41,7 +41,7 @@ def measured(monkeypatch):
     calls = []
 
     def run(target, workers, work, threads, use_gpu, log, logits_bytes, memory_bytes, estimated):
-        expected = False, CPU_LOGITS_BYTES, len(work.build()[0])
+        expected = False, CPU_LOGITS_BYTES, 0 if layer_costs.this_device(0).is_cuda else len(work.build()[0])
         assert (use_gpu, logits_bytes, len(estimated), memory_bytes > 0) == (*expected, True)
         calls.append((workers, threads))
         return [LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=3.5)] * workers
@@ -224,6 +224,11 @@ def test_the_measuring_time_is_estimated_for_the_clusters_device_not_this_machin
     assert not model(work(), THIS).measured
     assert not measured
     assert MeasuredCosts(tmp_path, ignore, WithDevice(FAST))(work(), THIS).measured
+
+
+def test_workers_on_a_gpu_estimate_themselves_because_its_dropout_has_masks_of_its_own(measured, tmp_path, monkeypatch):
+    monkeypatch.setattr(layer_costs, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory))
+    assert MeasuredCosts(tmp_path, ignore)(work(), THIS).measured
 
 
 def test_remeasure_measures_costs_of_earlier_processes_once_more(measured, tmp_path, monkeypatch):

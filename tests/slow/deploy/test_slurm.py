@@ -65,7 +65,7 @@ def allocation(tmp_path):
 
 def test_a_run_over_two_nodes_and_ray_is_gone_with_it(allocation):
     job = allocation.start(*RUN, f"{SMALL} train.steps=6 pipeline.stages=2 tracking.wandb=disabled")
-    assert job.wait(600) == 0, allocation.printed
+    assert job.wait(400) == 0, allocation.printed
     assert "Ray is up on 2 nodes" in allocation.printed
     assert stat.S_IMODE(Path(f"/tmp/ray-{allocation.id}").stat().st_mode) == 0o700
     assert len(losses(only_run(allocation.folder))) == 6
@@ -81,13 +81,13 @@ def test_a_command_that_fails_ends_the_job_with_its_code(allocation):
     # the command is where the run is: the cluster of two nodes, which lets it in by the token
     script = "import ray, sys; ray.init(); sys.exit(5 + int(ray.cluster_resources()['CPU']))"
     job = allocation.start("python", "-c", script)
-    assert job.wait(600) == 7, allocation.printed
+    assert job.wait(400) == 7, allocation.printed
     assert allocation.rays() == []
 
 
 def test_a_job_whose_time_is_up_ends_the_run_so_that_it_can_go_on(allocation):
     job = allocation.start(*RUN, f"{SMALL} train.steps=100000 pipeline.stages=2 tracking.wandb=disabled")
-    end = time.monotonic() + 600
+    end = time.monotonic() + 400
     while not list(allocation.folder.glob("runs/*/*/checkpoints/*/manifest.json")):
         assert job.poll() is None, allocation.printed
         assert time.monotonic() < end, allocation.printed

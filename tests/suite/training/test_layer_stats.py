@@ -44,11 +44,7 @@ def change_of(make_layer, x, update, precision, path, monkeypatch):
     with torch.device("meta"):
         layers = [make_layer()]
     stage = Stage(layers, [range(1)], None, torch.device("cpu"), precision, seed=0)
-    executor = SimpleNamespace(
-        stage=stage,
-        coord=RankCoord(0, 1, 1),
-        status=SimpleNamespace(action=None),
-    )
+    executor = SimpleNamespace(stage=stage, coord=RankCoord(0, 1, 1), status=SimpleNamespace(action=None))
     stats = LayerStats(executor, 1, 0, path)
     stage.running_stats.begin(0)
     with stats.recording(0), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):

@@ -115,7 +115,7 @@ def engines(rank: int, world: int, rendezvous: str):
         cells = partition([parameters_of(layer) for layer in layers], STAGES * schedule_config.virtual_stages)
         engine = assemble(
             coord, PartitionedModel(layers, SumLoss(), cell_ranges(cells, len(layers)), schedule_config),
-            OptimizerSettings(name=optimizer),
+            OptimizerSettings(name=optimizer)
         )  # fmt: skip
         for total in MICRO_BATCHES:
             whole, batch = shares(coord, total)
@@ -204,11 +204,7 @@ def test_an_update_reduces_norms_once_and_misses_no_parameter():
 
 @pytest.mark.parametrize(
     ("schedule", "virtual_stages", "last"),
-    [
-        ("fill_drain", 1, {"B0"}),
-        ("interleaved", 2, {"B0.1", "B0"}),
-        ("zero_bubble", 1, {"W0"}),
-    ],
+    [("fill_drain", 1, {"B0"}), ("interleaved", 2, {"B0.1", "B0"}), ("zero_bubble", 1, {"W0"})],
 )
 def test_gradients_leave_within_the_last_backward_the_last_layers_first(workers, schedule, virtual_stages, last):
     for _, departed in workers:
