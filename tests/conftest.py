@@ -18,10 +18,8 @@ import pytest
 
 from launch.backends import processes
 
-processes.PRELOAD += [
-    "hypothesis",
-    "pytest",
-]  # test files import them, also those that a worker reads its function from
+# a worker that runs a function of a test file imports what that file does
+processes.PRELOAD += ["hypothesis", "pytest"]
 
 COLLECTS_AS_USUAL = gc.get_threshold()
 gc.set_threshold(*COLLECTS_AS_USUAL[:2], 100)  # full garbage collections were a third of the collection of tests

@@ -89,8 +89,8 @@ class MeasuredCosts:
             self.log(f"measuring the layers{reason} on {where}")
             self.cache.mkdir(parents=True, exist_ok=True)
             log_file = (self.cache / "measuring.log").resolve()
-            costs = () if rates.is_cuda else estimated.costs  # a GPU's dropout has smaller masks: workers estimate
-            measure = partial(_measure, work, costs, cluster, workers, threads, log_file)
+            given = () if rates.is_cuda else estimated.costs  # a GPU's dropout has smaller masks: workers estimate
+            measure = partial(_measure, work, given, cluster, workers, threads, log_file)
             measurements = self.backend.on_free_devices(measure, cluster, workers, self.log, self.data)
             load = max(measurement.load for measurement in measurements)
             load = min(load, LOAD) if _is_here(cluster) else load
