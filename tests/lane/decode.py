@@ -28,9 +28,9 @@ def decode():
         language = language_model_layers(LanguageModelShape(2, 16, 24, 2, 40, 32))
     waits = Counter()
     for precision in ("fp32", "bf16"):
-        waits += decode_on_one_stage(translation, precision, BEGIN, lambda: Beam([6, 6], 3, END))
+        waits += decode_on_one_stage(translation, precision, BEGIN, lambda: Beam([3, 3], 3, END))
     waits += decode_on_one_stage(translation, "fp32", BEGIN, lambda: ForcedDecoding([[5, END], [6, 7, END]]))
-    waits += decode_on_one_stage(language, "fp32", None, lambda: Sampler([4, 4], END, 0.8, 5, [1, 2]))
+    waits += decode_on_one_stage(language, "fp32", None, lambda: Sampler([2, 2], END, 0.8, 5, [1, 2]))
     return waits + decode_on_last_stage(translation)
 
 
@@ -51,7 +51,7 @@ def decode_on_last_stage(layers):
     original, decoding.TensorChannel.recv = decoding.TensorChannel.recv, recv
     try:
         with worker(1, 2):
-            return _run(layers, range(3, len(layers)), RankCoord(1, 2, 1), "fp32", BEGIN, lambda: Beam([6, 6], 3, END))
+            return _run(layers, range(3, len(layers)), RankCoord(1, 2, 1), "fp32", BEGIN, lambda: Beam([3, 3], 3, END))
     finally:
         decoding.TensorChannel.recv = original
 

@@ -134,12 +134,12 @@ models/blocks.py: t12_400m in bf16
 +        mask = None if visible.all() else (visible.tril() if causal else visible)[:, None]
 
 padding is masked out by a shape
-models/loss.py: packed text
+models/loss.py: t12_400m in bf16
 -torch.where(scored, torch.lerp(nll, uniform_nll, smoothing), 0).sum()
 +torch.lerp(nll, uniform_nll, smoothing)[scored].sum()
 
 the objective's gradient is read to the host
-models/loss.py: packed text
+models/loss.py: t12_400m in bf16
 -(objective_grad * (labels != PADDING))
 +(objective_grad.item() * (labels != PADDING))
 
@@ -219,12 +219,12 @@ suite/decoding/kv_cache.py: decoding
 +(rows, self.kept)
 
 BatchNorm's counts stay on the CPU
-suite/pipeline/model/batchnorm.py: resnet_18 in fp32
+suite/pipeline/model/batchnorm.py: weighted classes
 -.to(like.device, non_blocking=True)
 +
 
 BatchNorm's moments on the CPU
-suite/pipeline/model/batchnorm.py: resnet_18 in fp32
+suite/pipeline/model/batchnorm.py: weighted classes
 -mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_mean)
 +mean, variance = torch.zeros(self.num_features), torch.zeros(self.num_features)
 

@@ -61,7 +61,7 @@ def checkpoint(replicas):
             return loaded
 
         for _ in range(2):
-            waits += one_stage("toy", saver=saver, load_weights=load_weights, replicas=replicas, steps=1)
+            waits += one_stage("toy", saver=saver, load_weights=load_weights, replicas=replicas)
         assert sorted(path.name for path in Path(folder).iterdir()) == ["00000001", "00000002", "owner.json"]
         return waits
 

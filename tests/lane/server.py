@@ -38,7 +38,7 @@ class Server:
         )
 
     def __exit__(self, *error):
-        self._process.stdin.close()
+        self._process.kill()  # it has answered; to end by itself would take seconds
         self._process.wait()
 
     def run(self, case, mutation=None):
@@ -65,7 +65,6 @@ def serve():
     os.dup2(2, 1)  # what the product and its libraries print, at their import too, is no answer
 
     import torch
-    import transformers  # noqa: F401  # what takes long to import is imported once, before processes are forked
 
     from tests.lane import distributed  # noqa: F401
 
@@ -74,6 +73,8 @@ def serve():
     torch.autograd.grad_mode.set_multithreading_enabled(False)
     for line in sys.stdin:
         request = json.loads(line)
+        if request["mutation"]:
+            import transformers  # noqa: F401  # takes long, and every child would import it
         answer = in_child(request) if request["mutation"] else attempt(request)
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import all_on_meta, tie_shared
@@ -28,8 +27,6 @@ from suite import TrainSpec
 from suite.data.images import rows as image_rows
 from suite.device import generator_of
 from suite.pipeline.model.microbatch import ReplicaBatch, split
-from tests.examples.test_examples import Noise
-from tests.experiments.custom import models
 from tests.lane.cases import OTHER_PEOPLES
 from tests.lane.standin import DEVICE
 from tests.lane.train import Work
@@ -46,7 +43,7 @@ def mini_batch(inputs, targets, micro_batches):
 def toy():
     """Ties, ids and masks between layers, dropout, an input that nobody uses."""
     ids, labels = toy_batch(7)
-    return Work(toy_layers(), SumLoss(), mini_batch([ids], [labels], 4))
+    return Work(toy_layers(), SumLoss(), mini_batch([ids], [labels], 2))
 
 
 class Draws(nn.Module):
@@ -128,6 +125,8 @@ def custom(spec, rows=4):
 
 def other_peoples(name):
     """One of the models of ``tests/experiments/custom/models.py``, in fp32."""
+    from tests.experiments.custom import models  # here, as others do not need what it imports
+
     assert set(OTHER_PEOPLES) == {model.__name__ for model in models.MODELS}
     torch.manual_seed(0)
     spec = getattr(models, name)()
@@ -145,6 +144,10 @@ def other_peoples(name):
 
 def example(name):
     """A model of ``examples/``."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tests.examples.test_examples import Noise
+
     image_rows.ImageRows = Noise
     file, _, function = name.partition(":")
     folder = Path(_folder.name) / name
@@ -178,11 +181,9 @@ def share_of_true(scores, labels):
 
 
 def weighted():
-    """A user's cross entropy with weights of the classes, ignored labels, and a metric."""
+    """Images and a BatchNorm; a user's cross entropy with weights of the classes, ignored labels, and a metric."""
     labels = torch.tensor([0, 1, -100, 2] * 2)
-    rows = torch.utils.data.TensorDataset(torch.randn(8, 6), labels)
+    rows = torch.utils.data.TensorDataset(torch.randn(8, 1, 4, 4), labels)
     loss = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0]))
-    spec = TrainSpec(
-        layers=[nn.Linear(6, 6), nn.Linear(6, 3)], loss=loss, metric=share_of_true, train=rows, batch_size=8
-    )
-    return custom(spec, 8)
+    layers = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)]
+    return custom(TrainSpec(layers=layers, loss=loss, metric=share_of_true, train=rows, batch_size=8), 8)
