@@ -5,31 +5,30 @@ import json
 import math
 import os
 import re
-import time
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from experiments.report.figure import svg
 from experiments.tables import sleeping
 from experiments.tables.sleeping import SyntheticLayer
 from experiments.tables.table2 import closed_form
-from suite.errors import SettingError, WorkerDiedError
+from suite.errors import WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
-from tests.bench import bench, cases, entrants
+from tests.bench import bench, entrants
 from tests.bench.__main__ import main
 from tests.bench.cases import CASES, Case, ideal_fill_drain_s, turn_order
 from tests.bench.peers.cell import OneProcess
 from tests.bench.peers.peer import Entrant
 from tests.bench.peers.workload import SyntheticWork
+from tests.bench.ratio import ratio_of
 from tests.bench.report import HEADINGS, entrants_table, page, summary
-from tests.bench.results import TOLERANCE, Result, Score
+from tests.bench.results import Result, Score
 from tests.bench.worker import no_sleep
 
 TINY = Case(SyntheticWork(2, 3, forward_s=0.0), steps=2, rounds=2)
@@ -129,17 +128,15 @@ class Dying(OneProcess):
 def test_a_worker_that_dies_in_its_turn_ends_the_benchmark_at_once():
     rivals = (Entrant("right", OneProcess, False), Entrant("dying", Dying, False))
     costs = [cost(1.0, 2.0)] * 4
-    begin = time.monotonic()
     with pytest.raises(WorkerDiedError, match="exit code 3"):
         bench.run(replace(TINY, own_processes=True), rivals, Console(file=io.StringIO()), costs)
-    assert time.monotonic() - begin < 240
 
 
-@given(st.sets(st.text(min_size=1), min_size=1, max_size=20), st.integers(0, 50))
-def test_each_round_runs_everybody_once_and_every_second_one_backwards(names, at):
-    order = turn_order(names, at)
-    assert sorted(order) == sorted(names)
-    assert turn_order(names, at ^ 1) == order[::-1]
+def test_each_round_runs_everybody_once_and_every_second_one_backwards():
+    orders = [turn_order("DCBA", number) for number in range(20)]
+    assert all(sorted(order) == [*"ABCD"] for order in orders)
+    assert [order[::-1] for order in orders[::2]] == orders[1::2]
+    assert len({*map(tuple, orders)}) > 4
 
 
 def test_the_ideal_time_of_equal_stages_is_the_closed_form():
@@ -202,15 +199,6 @@ def test_a_peer_needs_at_most_1_percent_more_memory_than_the_entrant_or_its_limi
     assert best(101, memory_limit_bytes=50) is None
 
 
-def test_cases_by_name():
-    assert [case.work.stages for case in cases.cases("sleeping")] == [2, 4, 8, 8, 16]
-    everything = [case.name for name in CASES for case in cases.cases(name)]
-    assert len(set(everything)) == len(everything)
-    with pytest.raises(SettingError, match="did you mean layers"):
-        cases.cases("layer")
-    assert TOLERANCE <= 1e-4
-
-
 def test_the_command_lists_the_cases_and_refuses_a_wrong_name(capsys):
     assert main("") == 0
     listed = capsys.readouterr().out
@@ -228,3 +216,26 @@ def test_layers_do_not_sleep_in_steps_that_are_not_timed(monkeypatch):
     assert slept == []
     layer(torch.ones(2)).sum().backward()
     assert sorted(slept) == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "verdict", "text"),
+    [
+        ([3.0, 4.0, 10.0], [2.0, 4.0, 8.0], "undecided against", "1.250 [1.000, 1.500]"),
+        ([0.99, 1.01] * 3, [1.0] * 6, "level with", "1.000 [0.990, 1.010]"),
+        ([1.0, 1.08] * 3, [1.0] * 6, "undecided against", "1.040 [1.000, 1.080]"),
+        ([1.1, 1.54, 0.99, 2.75], [1.0, 1.4, 0.9, 2.5], "ahead of", "1.100 [1.100, 1.100]"),
+        ([0.9, 1.26, 0.81, 2.25], [1.0, 1.4, 0.9, 2.5], "behind", "0.900 [0.900, 0.900]"),
+    ],
+)
+def test_a_verdict_needs_an_interval_of_ratios_without_1_or_a_narrow_one(other, own, verdict, text):
+    """What slows a whole round, as in the last two, does not blur the ratio."""
+    found = ratio_of(other, own)
+    assert (found.verdict, str(found)) == (verdict, text)
+
+
+def test_the_interval_covers_the_true_ratio_in_about_95_of_100_contests():
+    draws = np.random.default_rng(0)
+    noises = [np.exp(0.04 * draws.standard_normal((2, 6))) for _ in range(200)]
+    found = [ratio_of(1.05 * other, own) for other, own in noises]
+    assert 0.91 <= sum(ratio.low <= 1.05 <= ratio.high for ratio in found) / 200 <= 0.995

@@ -12,7 +12,7 @@ from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.planning.costs import LayerCost
 from tests.bench import bench
 from tests.bench.cases import Case
-from tests.bench.entrants import ENTRANTS, PEERS
+from tests.bench.entrants import ENTRANTS
 from tests.bench.peers.cell import Cell
 from tests.bench.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD
 from tests.bench.peers.workload import SyntheticWork, TranslationWork
@@ -48,14 +48,6 @@ def test_all_entrants_have_the_gradients_of_one_process(work):
         assert list(map(len, score.rounds)) == [1, 1]
         assert score.peak_bytes > 0
     assert result.wrong == []
-
-
-def test_these_peers_run_with_and_without_recompute():
-    kinds = {(peer.name.partition(",")[0], peer.recomputes) for peer in PEERS if peer.name.partition(",")[0]}
-    for name in ("torch GPipe", "torch 1F1B", "torch interleaved 1F1B", "DeepSpeed 1F1B"):
-        assert {(name, True), (name, False)} <= kinds
-    assert ("torch interleaved zero-bubble", False) in kinds
-    assert ("torch ZBV zero-bubble", False) in kinds
 
 
 def test_why_zero_bubble_has_no_row_for_translation():

@@ -79,20 +79,6 @@ def output_off(layer, i):
     return in_layer(layer, change)
 
 
-def mask_ignored(layer):
-    def change(_, module):
-        module.register_forward_pre_hook(lambda _, inputs: (*inputs[:2], torch.ones_like(inputs[2]), inputs[3]))
-
-    return in_layer(layer, change)
-
-
-def ids_off_by_one(i):
-    def change(own, module):
-        module.register_forward_pre_hook(lambda _, inputs: (inputs[0].roll(int(own.micro_batch == i), 1),))
-
-    return in_layer(0, change)
-
-
 def input_gradient_off(layer, i):
     def change(own, module):
         def hook(_, inputs):
@@ -139,15 +125,6 @@ def dropped(layer, i):
     return around_backward(layer, behind)
 
 
-def gradient_twice(layer, i):
-    def behind(own, index, _):
-        weight = next(own.by_index[layer].parameters())
-        if index == i:
-            weight.grad = weight.grad * 2
-
-    return around_backward(layer, behind)
-
-
 def summed_in_bf16(layer):
     def behind(own, *_):
         weight = next(own.by_index[layer].parameters())
@@ -189,8 +166,6 @@ def message_off(what, i, change):
 MESSAGE_FAULTS = {
     "stale": lambda tensor, before: before,
     "rounded": lambda tensor, before: tensor.bfloat16().to(tensor.dtype),
-    "swapped": lambda tensor, before: tensor.flip(0),
-    "half": lambda tensor, before: torch.cat([tensor[:1], torch.zeros_like(tensor[1:])]),
 }
 
 

@@ -35,11 +35,6 @@ suite/pipeline/runtime/stage.py: toy, fill_drain
 -set_seed(layer_seed(self.seed, micro_batch.step, micro_batch.index, index), self.device)
 +set_seed(layer_seed(self.seed, micro_batch.step, micro_batch.index, index), torch.device("cpu"))
 
-layers seed the device's generator alone
-suite/pipeline/model/rng.py: draws
--for generator in {torch.default_generator, generator_of(device)}
-+for generator in {generator_of(device)}
-
 Python's generator is not seeded
 suite/pipeline/model/rng.py: draws
 -    random.seed(seed)
@@ -57,11 +52,6 @@ suite/device.py: toy, fill_drain
 -default_generators[device.index or 0]
 +default_generators[0]
 
-a gradient of zeros on the CPU
-suite/pipeline/runtime/stage.py: toy, fill_drain
--torch.zeros_like(tensor) if tensor.grad is None
-+torch.zeros(tensor.shape) if tensor.grad is None
-
 layers are made on device 0
 suite/pipeline/runtime/stage.py: toy, fill_drain
 -by_micro_batch(materialize(layers[index], initial_seed(seed, index), device))
@@ -77,36 +67,16 @@ suite/pipeline/runtime/executor.py: toy, fill_drain
 -tensor.to(self.stage.device, non_blocking=True)
 +tensor.to(self.stage.device)
 
-the first gradient is made on the CPU
-suite/pipeline/runtime/executor.py: toy, fill_drain
--torch.full_like(objective, state.loss_gradient)
-+torch.full(objective.shape, state.loss_gradient, dtype=objective.dtype)
-
-a metric is read in each action
-suite/pipeline/runtime/executor.py: toy, fill_drain
--state.results[i] = (outputs[0].detach(), metric)
-+state.results[i] = (outputs[0].detach(), torch.full_like(metric, metric.item()))
-
 a trace waits for the device in each action
 suite/pipeline/runtime/recorder.py: toy, statistics and trace
 -        event.record()
 +        event.record()
 +        synchronize(self._device)
 
-messages arrive on the CPU
-suite/pipeline/runtime/p2p.py: toy, fill_drain
--spec.empty(self._device)
-+spec.empty(torch.device("cpu"))
-
 messages arrive on the current device
 suite/pipeline/runtime/p2p.py: toy, fill_drain
 -spec.empty(self._device)
 +spec.empty(torch.device(self._device.type))
-
-links are warmed up from the CPU
-suite/pipeline/model/topology.py: toy, fill_drain
--token = torch.zeros(1, device=device)
-+token = torch.zeros(1)
 
 packed ids pass through the CPU
 suite/pipeline/runtime/packing.py: toy, fill_drain
@@ -123,11 +93,6 @@ models/embedding.py: t12_400m in bf16
 -steps = torch.arange(width // 2, device=like.device, dtype=torch.float32)
 +steps = torch.arange(width // 2, dtype=torch.float32)
 
-places of a row on the CPU
-models/embedding.py: t12_400m in bf16
--torch.arange(starts.shape[1], device=starts.device)
-+torch.arange(starts.shape[1])
-
 attention asks whether it needs its mask
 models/blocks.py: t12_400m in bf16
 -        mask = (visible.tril() if causal else visible)[:, None]
@@ -143,30 +108,10 @@ models/loss.py: t12_400m in bf16
 -(objective_grad * (labels != PADDING))
 +(objective_grad.item() * (labels != PADDING))
 
-gradients of chunks are added on the CPU
-models/chunked_loss.py: chunked loss in fp32
--weight_grad, bias_grad = torch.zeros_like(weight),
-+weight_grad, bias_grad = torch.zeros(weight.shape),
-
 classes are counted by a mask
 experiments/custom/loss.py: weighted classes
 -torch.where(counted, weight[labels.where(counted, 0)], 0)
 +weight[labels[counted]]
-
-units are read from the device
-experiments/custom/loss.py: digits.py:digits
--    return weights.sum()
-+    return weights.sum().item()
-
-an empty micro-batch is asked for
-experiments/custom/loss.py: gpt2 in fp32
--return torch.where(units == 0, 0, mean * factor)
-+return mean * factor if units != 0 else mean * 0
-
-the norm starts on the CPU
-suite/training/stage_optimizer.py: toy, fill_drain
--zero = torch.zeros((), dtype=torch.float64, device=self.stage.device)
-+zero = torch.zeros((), dtype=torch.float64)
 
 each square is read on its own
 suite/training/stage_optimizer.py: toy, fill_drain
@@ -208,11 +153,6 @@ suite/decoding/beam.py: decoding
 -if scores.isnan().any()
 +if log_probabilities.isnan().any()
 
-tokens stay on the host
-suite/decoding/decode.py: decoding
--update.tokens.view(-1, 1).to(self._device, non_blocking=True)
-+update.tokens.view(-1, 1)
-
 caches are reordered by an index on the host
 suite/decoding/kv_cache.py: decoding
 -(index.to(device, non_blocking=True) for index in (rows, self.kept))
@@ -222,16 +162,6 @@ BatchNorm's counts stay on the CPU
 suite/pipeline/model/batchnorm.py: weighted classes
 -.to(like.device, non_blocking=True)
 +
-
-BatchNorm's moments on the CPU
-suite/pipeline/model/batchnorm.py: weighted classes
--mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_mean)
-+mean, variance = torch.zeros(self.num_features), torch.zeros(self.num_features)
-
-a tied copy is received on the CPU
-suite/pipeline/model/ties.py: toy, fill_drain
--torch.empty_like(own_copies[0])
-+torch.empty(own_copies[0].shape)
 
 kurtosis is read in the action
 suite/training/layer_stats.py: toy, statistics and trace

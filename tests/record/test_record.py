@@ -52,24 +52,10 @@ def changed(part, *path, value):
             "runs/first: weights of 2 of 131 differ, first layer 1",
         ),
         (
-            changed("runs", "validation", 0, "valid/nll", value=7.5),
-            "runs/first: validation 1: valid/nll 8.0 -> 7.5 (1 of 1 differ)",
-        ),
-        (changed("plans", "plan", "K", value=4), "plans/first: plan K 2 -> 4"),
-        (
-            changed("plans", "plan", "peak_bytes", 1, value=21),
-            "plans/first: plan peak_bytes 2: 20 -> 21 (1 of 2 differ)",
-        ),
-        (
             changed("plans", "plan", "schedules", value=[]),
             "plans/first: plan schedules 1: only in A: {'schedule': '1f1b', 'step_s': 2.0} (1 of 1 differ, 1 ->",
         ),
-        (
-            changed("help", "gpipe plan", 1, value="--best  the best"),
-            "help/first: gpipe plan 2: --best  the fastest -> --best  the best (1 of 2 differ)",
-        ),
         (changed("help", "gpipe new", value=["usage"]), "help/first: gpipe new only in B"),
-        (changed("costs", "forward_s", value=[[3, 0.6]]), "costs/first: forward_s 1: value 2: 0.5 -> 0.6"),
     ],
 )
 def test_a_difference_is_named_with_its_place_and_both_values(other, line):
@@ -78,21 +64,14 @@ def test_a_difference_is_named_with_its_place_and_both_values(other, line):
     assert differences(other, copy.deepcopy(other)) == []
 
 
-def test_missing_parts_and_entries_are_named():
-    other = copy.deepcopy(RECORD)
-    del other["parts"]["help"]
-    other["parts"]["runs"]["second"] = {"result": {}}
-    assert differences(RECORD, other) == ["help: only in A", "runs/second: only in B"]
-
-
-def test_times_commit_and_shapes_of_one_planner_are_information():
+def test_missing_parts_are_named_and_times_commit_and_shapes_of_one_planner_are_information():
     other = copy.deepcopy(RECORD) | {"commit": "bbbb"}
+    del other["parts"]["help"]
     other["parts"]["plans"]["first"]["cpu_s"] = 20.0
     other["parts"]["costs"]["second"] = {"result": {}}
-    assert differences(RECORD, other) == []
+    assert differences(RECORD, other) == ["help: only in A"]
     found = information(RECORD, other)
-    assert found[0] == "commit: aaaa -> bbbb"
-    assert "plans: 60 -> 20 CPU seconds" in found
+    assert {"commit: aaaa -> bbbb", "plans: 60 -> 20 CPU seconds"} < {*found}
     assert "costs: 1 shapes that only one of the two asked for" in found
 
 

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from uuid import uuid4
 
 import psutil
 
-from tests.launch.command_line import environment
+from tests.slow.running import Running
 
 GONE_S, SAVED_S = 5.0, 30.0
 """Seconds from an interrupt until no process is left; where the run saves first, what Slurm and Kubernetes grant."""
@@ -20,21 +19,12 @@ MARK = "GPIPE_TEST_MARK"
 """Environment variable that marks all processes of one command."""
 
 
-class Command:
-    """One command line in its own session; all its processes are marked."""
+class Command(Running):
+    """One command line; all its processes are marked."""
 
     def __init__(self, folder, arguments, program=(sys.executable, "-m", "launch.cli")):
-        self.folder, self.mark = folder, uuid4().hex
-        self.log = folder / f"printed-{self.mark}"
-        with self.log.open("w") as file:
-            self.process = subprocess.Popen(
-                [*program, *arguments], cwd=folder, env=environment() | {MARK: self.mark}, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-
-    @property
-    def printed(self):
-        return self.log.read_text(errors="replace")
+        self.mark = uuid4().hex
+        super().__init__(folder, [*program, *arguments], **{MARK: self.mark})
 
     def wait_for(self, condition, seconds=400):
         """Waits until a condition holds or the command ends."""

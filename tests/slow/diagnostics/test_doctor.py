@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -75,38 +75,20 @@ def levels_and_checks(findings):
     return [(one.level, one.subject) for one in findings]
 
 
-def test_another_version_of_a_package_on_a_node(hosts, unwell):
+@contextmanager
+def another_version(hosts):
     about = hosts.extra / "transformers-4.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0\n")
     try:
-        found = unwell()
+        yield
     finally:
         shutil.rmtree(about)
-    assert levels_and_checks(found) == [("fault", "versions")]
-    assert f"4.0 on {hosts.hosts[1].address}" in found[0].found
-    assert "transformers" in found[0].remedy
 
 
-def test_cores_that_ray_offers_and_a_node_does_not_have(hosts, unwell):
-    with hosts.hosts[0].with_cores(sorted(os.sched_getaffinity(0))[:1]):
-        found = unwell()
-    assert levels_and_checks(found) == [("warning", "devices")]
-    assert found[0].found == f"{hosts.hosts[0].address}: Ray offers 2 CPUs, but its processes may use 1 core"
-
-
-def test_a_small_shared_memory(hosts, unwell):
-    with hosts.hosts[1].mounted("/dev/shm", "-t", "tmpfs", "-o", "size=64m", "none"):
-        found = unwell()
-    assert levels_and_checks(found) == [("fault", "shared memory")]
-    assert f"{hosts.hosts[1].address}: /dev/shm has 64 MiB" in found[0].found
-    assert "75 MiB" in found[0].found
-    assert "--shm-size" in found[0].remedy
-
-
-def test_few_open_files(hosts, unwell):
-    node = hosts.hosts[0].process.pid
-    usual = resource.prlimit(node, resource.RLIMIT_NOFILE)
+@contextmanager
+def few_open_files(hosts):
+    usual = resource.prlimit(hosts.hosts[0].process.pid, resource.RLIMIT_NOFILE)
 
     def limit(files):
         for process in hosts.hosts[0].processes():
@@ -115,11 +97,35 @@ def test_few_open_files(hosts, unwell):
 
     limit(1024)
     try:
-        found = unwell()
+        yield
     finally:
         limit(usual[0])
-    assert levels_and_checks(found) == [("warning", "open files")]
-    assert found[0].found.startswith(f"{hosts.hosts[0].address}: a process may open 1024 files")
+
+
+def mounted(number, place, *what):
+    return lambda hosts: hosts.hosts[number].mounted(place or hosts.storage, "-t", "tmpfs", "-o", *what, "none")
+
+
+FAULTS = {
+    "a version of its own": (another_version, "fault", "versions", "4.0 on {1}"),
+    "one core": (
+        lambda hosts: hosts.hosts[0].with_cores(sorted(os.sched_getaffinity(0))[:1]), "warning", "devices",
+        "{0}: Ray offers 2 CPUs, but its processes may use 1 core",
+    ),
+    "a small shared memory": (mounted(1, "/dev/shm", "size=64m"), "fault", "shared memory", "{1}: /dev/shm has 64 MiB"),
+    "few open files": (few_open_files, "warning", "open files", "{0}: a process may open 1024 files"),
+    "no right to write": (mounted(0, "", "ro"), "fault", "storage", "{0} cannot write to {2}: Read-only file system"),
+}  # fmt: skip
+"""What is planted on a node, and the level, the check and the words of what is found."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_node_is_named_with_its_fault(hosts, unwell, fault):
+    plant, *level_and_check, words = FAULTS[fault]
+    with plant(hosts):
+        (found,) = unwell()
+    assert [found.level, found.subject] == level_and_check
+    assert words.format(*(host.address for host in hosts.hosts), hosts.storage) in found.found
 
 
 def test_a_storage_that_is_another_folder_on_a_node(hosts, place, unwell, tmp_path):
@@ -131,13 +137,6 @@ def test_a_storage_that_is_another_folder_on_a_node(hosts, place, unwell, tmp_pa
     assert f"in {place} what" in its
     assert len(found) == 3  # neither do the two others see what this one wrote
     assert list(place.iterdir()) == list(tmp_path.iterdir()) == []
-
-
-def test_a_storage_that_cannot_be_written_on_a_node(hosts, place, unwell):
-    with hosts.hosts[0].mounted(place, "-t", "tmpfs", "-o", "ro", "none"):
-        found = unwell()
-    assert levels_and_checks(found) == [("fault", "storage")]
-    assert found[0].found == f"{hosts.hosts[0].address} cannot write to {place}: Read-only file system"
 
 
 def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, place, unwell, probes):

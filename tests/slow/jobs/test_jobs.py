@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from tests.launch.command_line import SMALL, command, losses
 from tests.slow.jobs_head import Head
+from tests.slow.running import Running
 
 ROOT = Path(__file__).parents[3]
 KEY = f"key-{secrets.token_hex(12)}"
@@ -23,9 +23,36 @@ KEY = f"key-{secrets.token_hex(12)}"
 TINY = f"{SMALL.replace('checkpoint_every=3', 'checkpoint_every=5')} pipeline.stages=1 tracking.wandb=disabled"
 
 
-def reset_sigint():
-    """Restores the default action: background processes of a shell ignore SIGINT, and children inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+CLIENT = """
+import sys, tempfile, time
+from pathlib import Path
+from rich.console import Console
+from experiments.custom.own_imports import ROOT
+from launch.jobs.client import JobClient, JobError, UnreachableError
+from launch.jobs.follow import JobLog
+from launch.jobs.package import copy_checkout
+from launch.jobs.submit import JobCommand, send
+client = JobClient("ADDRESS")
+
+def ended(job):
+    until = time.monotonic() + 60
+    while not client.get_job_status(job).is_terminal() and time.monotonic() < until:
+        time.sleep(0.2)
+
+def follow(job, **limit):
+    return JobLog(client, job, {}, Console(width=300)).follow(**limit)
+
+def told(job, **limit):
+    try:
+        follow(job, **limit)
+    except (JobError, UnreachableError) as error:
+        print(error)
+"""
+
+
+def with_client(address, code):
+    """Returns Python code with a client of the cluster at an address."""
+    return CLIENT.replace("ADDRESS", address) + code
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +86,17 @@ def shell(head, line):
 def stopped(head):
     """A run that was submitted from another folder, followed until an interrupt, and stopped by the printed line; with
     what the follower and Ray's own commands printed."""
-    follower = subprocess.Popen(
-        command("submit", "t24_1_3b_wide", "--address", head.address, "--scale", "laptop", "--set",
-                f"{TINY} train.steps=100000", "--storage", str(head.storage), "--job", "first"),
-        cwd=head.folder, env=head.variables(WANDB_API_KEY=KEY), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True, preexec_fn=reset_sigint,
-    )  # fmt: skip
+    words = ("--set", f"{TINY} train.steps=100000", "--storage", str(head.storage), "--job", "first")
+    submit = command("submit", "t24_1_3b_wide", "--address", head.address, "--scale", "laptop", *words)
+    # a background process of a shell ignores SIGINT, and its children inherit that
+    follower = Running(head.folder, ["env", "--default-signal=INT", *submit], **head.key, WANDB_API_KEY=KEY)
     try:
-        until = time.monotonic() + 400
-        while not list(head.storage.glob("runs/*/*/checkpoints/00000005/manifest.json")):
-            assert follower.poll() is None, follower.communicate()[0]
-            assert time.monotonic() < until, "no checkpoint in time"
-            time.sleep(0.3)
-        follower.send_signal(signal.SIGINT)
-        followed = follower.communicate(timeout=30)[0]
+        follower.until(lambda: list(head.storage.glob("runs/*/*/checkpoints/00000005/manifest.json")))
+        follower.process.send_signal(signal.SIGINT)
+        follower.wait(30, code=130)
     finally:
-        follower.kill()
-    assert follower.returncode == 130, followed
+        follower.end()
+    followed = follower.printed
     logged = shell(head, line_of(followed, "follow it: ").replace(" --follow", ""))
     stop_output = shell(head, line_of(followed, "stop it: "))
     (run,) = head.storage.glob("runs/*/*")
@@ -134,10 +155,7 @@ def test_the_doctor_runs_on_the_head_and_prints_its_table(head):
 
 
 def test_no_secret_is_written_anywhere(head, finished):
-    records = head.python(
-        "from launch.jobs.client import JobClient; "
-        f"print([job.dict() for job in JobClient({head.address!r}).list_jobs()])"
-    )
+    records = head.python(with_client(head.address, "print([job.dict() for job in client.list_jobs()])"))
     assert "first" in records
     for secret in (KEY, head.token):
         assert secret not in records
@@ -157,46 +175,30 @@ def test_driver_and_workers_run_the_code_of_the_package(head):
         "print('found', launch.__file__, ray.get(ray.remote(worker).remote()))\n"
     )
     submit = f"""
-import shlex, tempfile, time
-from pathlib import Path
-from launch.jobs.client import JobClient
-from experiments.custom.own_imports import ROOT
-from launch.jobs.package import copy_checkout
-client = JobClient({head.address!r})
+import shlex
 with tempfile.TemporaryDirectory() as place:
     copy_checkout(ROOT, Path(place), print)
     client.submit_job(
         entrypoint="exec {sys.executable} -c " + shlex.quote({work!r}), submission_id="third",
         runtime_env={{"working_dir": place}},
     )
-until = time.monotonic() + 60
-while not client.get_job_status("third").is_terminal() and time.monotonic() < until:
-    time.sleep(0.2)
+ended("third")
 print(client.get_job_logs("third"))
 """
     place = r"\S*/working_dir_files/\S*/launch/__init__\.py"
-    assert re.search(rf"^found {place} {place}$", head.python(submit), re.MULTILINE)
+    assert re.search(rf"^found {place} {place}$", head.python(with_client(head.address, submit)), re.MULTILINE)
 
 
 def test_a_node_with_a_wrong_version_is_named_with_the_pip_command(head):
     submit = f"""
-import tempfile
-from pathlib import Path
-from rich.console import Console
-from experiments.custom.own_imports import ROOT
-from launch.jobs.client import JobClient
-from launch.jobs.follow import JobLog
-from launch.jobs.package import copy_checkout
-from launch.jobs.submit import JobCommand, send
-client = JobClient({head.address!r})
 with tempfile.TemporaryDirectory() as place:
     copy_checkout(ROOT, Path(place), print)
     project = Path(place, "pyproject.toml")
     project.write_text(project.read_text().replace("wandb==", "wandb==99."))  # a version that no node has
     send(client, "old", JobCommand("x", ("experiment", "t12_400m")), Path(place), {str(head.storage)!r}, {{}})
-print("code", JobLog(client, "old", {{}}, Console(width=300)).follow())
+print("code", follow("old"))
 """
-    printed = head.python(submit)
+    printed = head.python(with_client(head.address, submit))
     assert re.search(
         r"^error: wandb [\d.]+ on \S+; on each node, or in its image: pip install wandb==99\.", printed, re.M
     )
@@ -217,18 +219,12 @@ def test_a_failed_job_shows_its_root_cause_and_exit_code(head):
 
 
 def test_a_job_whose_driver_is_killed_is_one_sentence(head):
-    follow = f"""
-from rich.console import Console
-from launch.jobs.client import JobClient, JobError
-from launch.jobs.follow import JobLog
-client = JobClient({head.address!r})
+    killed = """
 client.submit_job(entrypoint="exec python3 -c 'import os; os.kill(os.getpid(), 9)'", submission_id="killed")
-try:
-    JobLog(client, "killed", {{}}, Console(width=200)).follow()
-except JobError as error:
-    print(error)
+told("killed")
 """
-    assert "job killed ended early: its process was killed (signal 9)" in head.python(follow)
+    printed = head.python(with_client(head.address, killed))
+    assert "job killed ended early: its process was killed (signal 9)" in printed
 
 
 def test_a_wrong_or_missing_token_is_rejected_and_never_shown(head, tmp_path):
@@ -244,7 +240,7 @@ def test_a_wrong_or_missing_token_is_rejected_and_never_shown(head, tmp_path):
 def test_a_token_in_the_default_file_is_used(head, tmp_path):
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text(head.token)
-    jobs = f"from launch.jobs.client import JobClient; print(JobClient({head.address!r}).list_jobs())"
+    jobs = with_client(head.address, "print(client.list_jobs())")
     assert head.python(jobs, RAY_AUTH_TOKEN=None, RAY_AUTH_MODE=None, HOME=str(tmp_path))  # the list needs the token
 
 
@@ -291,26 +287,17 @@ class Proxy:
 
 
 def test_after_a_lost_connection_each_line_is_shown_once(head):
-    submit = f"""
-import time
-from launch.jobs.client import JobClient
-client = JobClient({head.address!r})
+    submit = """
 client.submit_job(entrypoint="for i in $(seq 300); do echo line $i of many; done", submission_id="fifth")
-while not client.get_job_status("fifth").is_terminal():
-    time.sleep(0.2)
+ended("fifth")
 """
-    head.python(submit)
+    head.python(with_client(head.address, submit))
     proxy = Proxy(head.address, None)
-    follow = f"""
-import sys
-from rich.console import Console
-from launch.jobs.client import JobClient
-from launch.jobs.follow import JobLog
-client = JobClient({proxy.address!r})
+    follow = """
 print("ready", flush=True); sys.stdin.readline()
-print("code", JobLog(client, "fifth", {{}}, Console(width=100)).follow(lost_s=20))
+print("code", follow("fifth", lost_s=20))
 """
-    with head.asked_when_ready(follow) as ask:
+    with head.asked_when_ready(with_client(proxy.address, follow)) as ask:
         proxy.limit_bytes = 2500
         printed = ask()
     proxy.close()
@@ -323,19 +310,11 @@ print("code", JobLog(client, "fifth", {{}}, Console(width=100)).follow(lost_s=20
 
 def test_a_cluster_that_stays_unreachable_is_one_sentence(head):
     proxy = Proxy(head.address, None)
-    follow = f"""
-import sys
-from rich.console import Console
-from launch.jobs.client import UnreachableError, JobClient
-from launch.jobs.follow import JobLog
-client = JobClient({proxy.address!r})
+    follow = """
 print("ready", flush=True); sys.stdin.readline()
-try:
-    JobLog(client, "gone", {{}}, Console(width=200)).follow(lost_s=1.5)
-except UnreachableError as error:
-    print(error)
+told("gone", lost_s=1.5)
 """
-    with head.asked_when_ready(follow) as ask:
+    with head.asked_when_ready(with_client(proxy.address, follow)) as ask:
         proxy.close()
         printed = ask()
     assert re.search(r"no answer for 2 s from .*; job gone keeps running; when it answers$", printed, re.MULTILINE)

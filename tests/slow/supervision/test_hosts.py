@@ -12,11 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from ray.cluster_utils import Cluster as RayCluster
 
 from tests.hosts.bridged_hosts import BridgedHosts, on_host
-from tests.launch.command_line import SMALL, environment, gpipe
-from tests.slow.supervision.test_nodes import Driver, first_failure, losses_of
+from tests.launch.command_line import SMALL, environment
+from tests.slow.supervision.test_nodes import Driver, undisturbed_losses
 
 SETTINGS = (
     SMALL.replace("micro_batches=3", "micro_batches=4").replace("checkpoint_every=3", "checkpoint_every=5")
@@ -72,7 +71,7 @@ class RayHosts:
                 return host
         raise AssertionError(f"process {pid} runs in no host")
 
-    def close(self):
+    def end(self):
         self.hosts.close()
         for process in self.processes:
             process.wait(30)
@@ -80,53 +79,21 @@ class RayHosts:
 
 
 @pytest.fixture
-def over_hosts(tmp_path):
-    made = []
-
-    def make(number):
-        made.append(RayHosts(number, tmp_path))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-class HostDriver(Driver):
-    """A run through Ray that is started on the first host."""
-
-    def __init__(self, folder, machines, settings=""):
-        self.folder = folder
-        command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set",
-                   f"{SETTINGS} train.steps={STEPS} {settings}"]  # fmt: skip
-        self.log = (folder / "printed").open("w")
-        self.process = subprocess.Popen(
-            on_host(machines.hosts, 0, command), cwd=folder, env=machines.variables, stdout=self.log,
-            stderr=subprocess.STDOUT,
-        )  # fmt: skip
+def over_hosts(tmp_path, ended):
+    return lambda number: ended(RayHosts(number, tmp_path))
 
 
 @pytest.fixture
-def drive(tmp_path):
-    made = []
-
-    def start(machines, settings=""):
-        made.append(HostDriver(tmp_path, machines, settings))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.end()
+def drive(tmp_path, ended):
+    """Starts a run through Ray on the first host."""
+    return lambda machines: ended(
+        Driver(tmp_path, f"{SETTINGS} train.steps={STEPS}", on_host(machines.hosts, 0, []), **machines.variables)
+    )
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The losses of the run on one node, in plain processes."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    settings = f"{SETTINGS} train.steps={STEPS}"
-    gpipe(folder, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set", settings)
-    (run,) = Path(folder).glob("runs/*/*")
-    return losses_of(run)
+    return undisturbed_losses(tmp_path_factory.mktemp("undisturbed"), f"{SETTINGS} train.steps={STEPS}")
 
 
 def test_three_hosts_train_to_the_bit_as_one_node_does(over_hosts, drive, undisturbed):
@@ -134,67 +101,33 @@ def test_three_hosts_train_to_the_bit_as_one_node_does(over_hosts, drive, undist
     driver = drive(machines)
     driver.until(lambda: driver.training(5), BEGINS_S)
     hosts = {place: machines.host_of(beat.pid) for place, beat in driver.heartbeats().items()}
-    print(f"(replica, stage) on hosts: {hosts}")
     driver.wait(BEGINS_S)
     assert sorted(hosts.values()) == [0, 0, 1, 1, 2, 2]
-    assert losses_of(driver.run) == undisturbed
-
-
-def test_three_simulated_nodes_train_to_the_bit_as_one_node_does(tmp_path, undisturbed):
-    cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=CPUS)
-        cluster.wait_for_nodes()
-        command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--set",
-                   f"{SETTINGS} train.steps={STEPS}"]  # fmt: skip
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**environment(), "RAY_ADDRESS": cluster.address}, capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
-    finally:
-        cluster.shutdown()
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = tmp_path.glob("runs/*/*")
-    assert losses_of(run) == undisturbed
+    assert driver.losses() == undisturbed
 
 
 def cut_off(machines, driver):
-    """Cuts off a host that holds workers and not the head; returns the moment."""
-    hosts = {machines.host_of(beat.pid) for beat in driver.heartbeats().values()}
-    host = max(hosts - {0})
-    machines.hosts.cut_off(host)
-    return time.time()
+    """Cuts off a host that holds workers and not the head."""
+    machines.hosts.cut_off(max(machines.host_of(beat.pid) for beat in driver.heartbeats().values()))
 
 
 def test_a_host_that_is_cut_off_is_replaced_by_a_spare(over_hosts, drive, undisturbed):
     machines = over_hosts(4)
     driver = drive(machines)
     driver.until(lambda: driver.training(12), BEGINS_S)
-    begin = cut_off(machines, driver)
-    driver.until(lambda: any("recovered_s" in line for line in driver.attempts()), ENDS_S)
-    failure = first_failure(driver)
-    named, ended = failure.get("named", failure["ended"]) - begin, failure["ended"] - begin
-    again = next(line["recovered_s"] for line in driver.attempts() if "recovered_s" in line)
-    print(f"a host cut off, a spare at hand: named {named:.1f} s, ended {ended:.1f} s, again {again:.1f} s later")
-    assert failure["kind"] == "node", failure
+    cut_off(machines, driver)
+    driver.until(driver.recovered_s, ENDS_S)
+    assert driver.first_failure()["kind"] == "node"
     driver.wait(BEGINS_S)
-    assert losses_of(driver.run) == undisturbed
+    assert driver.losses() == undisturbed
 
 
 def test_a_host_that_is_cut_off_without_a_spare_ends_the_run_with_one_sentence(over_hosts, drive):
     machines = over_hosts(3)
     driver = drive(machines)
     driver.until(lambda: driver.training(12), BEGINS_S)
-    begin = cut_off(machines, driver)
+    cut_off(machines, driver)
     driver.wait(ENDS_S, code=2)
-    ended = time.time() - begin
-    failure = first_failure(driver)
-    named = failure.get("named", failure["ended"]) - begin
-    printed = driver.printed.replace("\n", " ")
-    print(
-        f"a host cut off, none to spare: named after {named:.1f} s, over after {ended:.1f} s: {driver.printed[-600:]}"
-    )
-    assert failure["kind"] == "node", failure
-    assert "The run needs 6 devices; 4 are left" in printed
-    assert "Traceback" not in printed
+    assert driver.first_failure()["kind"] == "node"
+    assert "The run needs 6 devices; 4 are left" in driver.printed.replace("\n", " ")
+    assert "Traceback" not in driver.printed

@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster as RayCluster
 
 from tests.launch.command_line import environment
 from tests.slow.jobs_head import PATIENT
-from tests.slow.supervision.test_nodes import Driver
+from tests.slow.supervision.test_nodes import SETTINGS, Driver
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")
 
@@ -54,33 +54,19 @@ class Apart:
 
 
 @pytest.fixture
-def apart(tmp_path):
+def apart(tmp_path, ended):
     private = tmp_path / "work"
     private.mkdir()
-    made = Apart(private)
-    yield made
-    made.end()
-
-
-@pytest.fixture
-def drive(tmp_path):
-    made = []
-
-    def start(machines, settings):
-        made.append(Driver(tmp_path / "work", machines, settings, 40))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.end()
+    return ended(Apart(private))
 
 
 @pytest.mark.parametrize("unseen", ["the prepared data", "the run's folder"])
-def test_it_is_named_with_the_folder_and_no_worker_starts(apart, drive, tmp_path, monkeypatch, unseen):
+def test_it_is_named_with_the_folder_and_no_worker_starts(apart, ended, tmp_path, monkeypatch, unseen):
     """With checkpoints elsewhere too: the node would write its log into a folder of its own."""
     monkeypatch.setenv("GPIPE_CACHE", str(tmp_path / ("work/.cache" if unseen == "the prepared data" else "shared")))
     monkeypatch.setenv("GPIPE_STORAGE", str(tmp_path / ("shared" if unseen == "the prepared data" else "work")))
-    driver = drive(apart, f"train.checkpoint_dir=file://{tmp_path}/checkpoints")
+    settings = f"{SETTINGS} train.steps=40 train.checkpoint_dir=file://{tmp_path}/checkpoints"
+    driver = ended(Driver(tmp_path / "work", settings, RAY_ADDRESS=apart.cluster.address))
     driver.wait(600, code=2)
     printed = driver.printed.replace("\n", " ")
     place = tmp_path / "work" / (".cache" if unseen == "the prepared data" else "runs")

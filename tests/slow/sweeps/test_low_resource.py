@@ -5,40 +5,26 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import time
-from pathlib import Path
 
-from tests.launch.command_line import command, environment, gpipe
+from tests.launch.command_line import command, gpipe
+from tests.slow.running import Running
 
-
-def interrupted_while_tuning(folder: Path) -> tuple[str, dict[Path, str]]:
-    """Starts the sweep, interrupts it after the first finished member, and returns what it printed and the records."""
-    sweep = command("sweep", "low_resource", "--scale", "tiny")
-    with (folder / "printed").open("w") as log:
-        process = subprocess.Popen(sweep, cwd=folder, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-        end = time.monotonic() + 600
-        while not list(folder.glob("runs/low_resource-tiny/*/record.json")):
-            assert process.poll() is None, (folder / "printed").read_text()
-            assert time.monotonic() < end, (folder / "printed").read_text()
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-    records = folder.glob("runs/low_resource-tiny/*/record.json")
-    return (folder / "printed").read_text(), {record: record.read_text() for record in records}
+SWEEP = "sweep", "low_resource", "--scale", "tiny"
 
 
-def test_tuning_its_followers_and_the_report_survive_an_interrupt(tmp_path):
-    first, finished = interrupted_while_tuning(tmp_path)
-    assert "0 of 18 members are already finished" in first
-    assert "interrupted; gpipe sweep low_resource --scale tiny continues with the unfinished members" in first
+def test_tuning_its_followers_and_the_report_survive_an_interrupt(tmp_path, ended):
+    first, records = ended(Running(tmp_path, command(*SWEEP))), "runs/low_resource-tiny/*/record.json"
+    first.until(lambda: list(tmp_path.glob(records)), 600)
+    first.process.send_signal(signal.SIGINT)
+    first.wait(60, code=130)
+    finished = {record: record.read_text() for record in tmp_path.glob(records)}
+    assert "0 of 18 members are already finished" in first.printed
+    assert "interrupted; gpipe sweep low_resource --scale tiny continues with the unfinished members" in first.printed
     assert all("-alone-" in record.parent.name and record.parent.name.endswith("-0") for record in finished)  # tuning
-    printed = gpipe(tmp_path, "sweep", "low_resource", "--scale", "tiny", timeout_s=1800)
+    printed = gpipe(tmp_path, *SWEEP, timeout_s=1800)
     assert f"{len(finished)} of 18 members are already finished" in printed
     assert all(record.read_text() == text for record, text in finished.items())  # they did not train again
-    assert (
-        "16 of 20 members are already finished" in printed
-    )  # the chosen two of seed 0 lack scores, those of seed 1 all
+    assert "16 of 20 members are already finished" in printed  # the best two of seed 0 lack scores, those of seed 1 all
     folders = sorted((tmp_path / "runs/low_resource-tiny").glob("nl-*-[01]"))
     assert len(folders) == 20
     alone = [folder for folder in folders if "-alone-" in folder.name and folder.name.endswith("-0")]
@@ -55,6 +41,6 @@ def test_tuning_its_followers_and_the_report_survive_an_interrupt(tmp_path):
     assert "excluded from" not in page
     assert "| copying the source |" in page
 
-    again = gpipe(tmp_path, "sweep", "low_resource", "--scale", "tiny")
+    again = gpipe(tmp_path, *SWEEP)
     assert "20 of 20 members are already finished" in again
     assert "started" not in again

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -12,7 +11,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from tests.launch.command_line import environment, losses
+from tests.launch.command_line import losses
+from tests.slow.running import Running
 from tests.slow.small_sweep import STEPS
 
 GONE_S = 30.0
@@ -30,20 +30,8 @@ def cluster():
     made.shutdown()
 
 
-class Sweep:
+class Sweep(Running):
     """A running sweep, started from the command line."""
-
-    def __init__(self, folder, cluster, name):
-        self.folder = folder
-        self.log = (folder / "printed").open("a")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.slow.small_sweep", name], cwd=folder, stdout=self.log,
-            stderr=subprocess.STDOUT, env={**environment(), "RAY_ADDRESS": cluster.address},
-        )  # fmt: skip
-
-    @property
-    def printed(self):
-        return (self.folder / "printed").read_text()
 
     def run(self, name):
         return self.folder / "runs/small" / name
@@ -65,44 +53,19 @@ class Sweep:
                 return child
         raise AssertionError(f"no process of {name}: {self.printed}")
 
-    def wait_for(self, condition, seconds=600):
-        end = time.monotonic() + seconds
-        while not condition():
-            assert self.process.poll() is None, self.printed
-            assert time.monotonic() < end, self.printed
-            time.sleep(0.1)
-
-    def wait(self, code, seconds=800):
-        assert self.process.wait(seconds) == code, self.printed
-
-    def end(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.log.close()
-
 
 @pytest.fixture
-def start(tmp_path, cluster):
-    sweeps = []
-
-    def make(name):
-        sweeps.append(Sweep(tmp_path, cluster, name))
-        return sweeps[-1]
-
-    yield make
-    for sweep in sweeps:
-        sweep.end()
+def start(tmp_path, cluster, ended):
+    command = [sys.executable, "-m", "tests.slow.small_sweep"]
+    return lambda name: ended(Sweep(tmp_path, [*command, name], RAY_ADDRESS=cluster.address))
 
 
 def test_a_killed_member_is_resumed_and_one_that_fails_again_is_named(start):
     sweep = start("faulty")
-    sweep.wait_for(lambda: sweep.saved("twin-0"))
+    sweep.until(lambda: sweep.saved("twin-0"))
     driver = sweep.driver("twin-0")
     driver.kill()
-    begin = time.monotonic()
-    sweep.wait_for(lambda: len(sweep.began("twin-0")) == 2)
-    print(f"a member's driver was killed: its run was resumed after {time.monotonic() - begin:.1f} s")
-    sweep.wait(code=1)
+    sweep.wait(800, code=1)
     first, second = (sweep.attempts(name) for name in ("twin-0", "twin-1"))
     (end_of_second,) = [line["ended"] for line in second if line.get("outcome") == "done"]
     assert sweep.began("twin-0")[0] < end_of_second
@@ -133,11 +96,11 @@ def test_a_member_waits_for_devices_of_others_while_smaller_ones_run(start, clus
     other = Other.remote()
     assert ray.get(other.ready.remote(), timeout=60)
     sweep = start("mixed")
-    sweep.wait_for(lambda: "train small/twin-0: started" in sweep.printed)
-    sweep.wait_for(lambda: "small/twin-0: done" in sweep.printed)
+    sweep.until(lambda: "train small/twin-0: started" in sweep.printed)
+    sweep.until(lambda: "small/twin-0: done" in sweep.printed)
     assert "train small/wide: started" not in sweep.printed  # the first in order needs both
     ray.kill(other)
-    sweep.wait(code=0)
+    sweep.wait(800)
     assert "small/wide: done" in sweep.printed
     assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
 
@@ -145,10 +108,10 @@ def test_a_member_waits_for_devices_of_others_while_smaller_ones_run(start, clus
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, number):
     sweep = start("small")
-    sweep.wait_for(lambda: sweep.saved("twin-0") and sweep.saved("twin-1"))
+    sweep.until(lambda: sweep.saved("twin-0") and sweep.saved("twin-1"))
     members = [sweep.driver(name) for name in ("twin-0", "twin-1")]
     os.kill(sweep.process.pid, number)
-    sweep.wait(code=143 if number == signal.SIGTERM else -9, seconds=60)
+    sweep.wait(60, code=143 if number == signal.SIGTERM else -9)
     _, alive = psutil.wait_procs(members, GONE_S)
     assert not alive
     if number == signal.SIGTERM:
@@ -156,21 +119,19 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, nu
     outcomes = [line.get("outcome") for line in sweep.attempts("twin-0") if "ended" in line]
     assert outcomes == ["interrupted"]
     again = start("small")
-    again.wait(code=0)
+    again.wait(800)
     assert again.attempts("twin-1")[-1]["start"] >= 10
     assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
     assert len(losses(sweep.run("twin-0"))) == STEPS
 
 
-def test_without_an_address_a_sweep_starts_and_stops_its_own_ray(tmp_path):
+def test_without_an_address_a_sweep_starts_and_stops_its_own_ray(tmp_path, ended):
     command = [sys.executable, "-m", "launch.cli", "sweep", "temperature", "--scale", "tiny", "--launcher", "ray"]
-    with (tmp_path / "printed").open("w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-        children = set()
-        while process.poll() is None:
-            children |= set(psutil.Process(process.pid).children(recursive=True))
-            time.sleep(0.5)
-    assert process.returncode == 0, (tmp_path / "printed").read_text()
+    sweep, children = ended(Running(tmp_path, command)), set()
+    while sweep.process.poll() is None:
+        children |= set(psutil.Process(sweep.process.pid).children(recursive=True))
+        time.sleep(0.5)
+    sweep.wait(0)
     assert sum(1 for path in tmp_path.glob("runs/*/*/scores.json")) == 3
     _, alive = psutil.wait_procs(children, GONE_S)
     assert not alive, [process.cmdline() for process in alive]

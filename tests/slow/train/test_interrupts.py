@@ -19,10 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.worker.heartbeat import HeartbeatWriter, read_heartbeats, write_heartbeats
-from suite.pipeline.model.topology import RankCoord
-from suite.pipeline.runtime.worker_status import WorkerStatus
-from suite.pipeline.schedule.action import Action
+from launch.worker.heartbeat import read_heartbeats
 from suite.training.checkpoint.storage import BEGUN, MANIFEST
 from suite.training.metrics import read_steps
 from tests.launch.command_line import SMALL_1F1B, gpipe
@@ -61,20 +58,6 @@ def random_moments():
         yield Moment(launcher, part, chance.random(), number, how)
 
 
-@pytest.fixture
-def commands():
-    """Starts commands and ends them."""
-    started = []
-
-    def start(folder, arguments, **options):
-        started.append(Command(folder, arguments, **options))
-        return started[-1]
-
-    yield start
-    for command in started:
-        command.end()
-
-
 def is_saving(folder):
     """Returns whether a save is in progress: a checkpoint's folder has a mark and no manifest yet."""
     marked = {path.parent for path in folder.glob(f"runs/*/*/checkpoints/*/{BEGUN}*")}
@@ -88,30 +71,6 @@ def is_validating(folder):
         for path in folder.glob("runs/*/*/heartbeats.json")
         for heartbeat in read_heartbeats(path, 1)
     )
-
-
-def test_signs_of_a_save_and_of_the_validation(tmp_path):
-    run = tmp_path / "runs/name/id"
-    save = run / "checkpoints/00000003"
-    save.mkdir(parents=True)
-    assert not is_saving(tmp_path)
-    (save / f"{BEGUN}1").touch()
-    assert is_saving(tmp_path)
-    (save / MANIFEST).touch()
-    assert not is_saving(tmp_path)
-    status, validating = WorkerStatus(), []
-    writer = HeartbeatWriter(tmp_path, RankCoord(1, 2, 1), 1, status)
-
-    def begin(what, step):
-        status.begin(what, step)
-        write_heartbeats(run / "heartbeats.json", [writer.current()])
-        validating.append(is_validating(tmp_path))
-
-    begin(Action("F", 0), 29)
-    status.steps_done = 30
-    for what in ("save", "end", "open", Action("F", 2), "close"):
-        begin(what, None)
-    assert validating == [False, False, False, True, True, False]
 
 
 def has_reached(command, part):
@@ -170,11 +129,11 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("moment", random_moments(), ids=str)
-def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, undisturbed, tmp_path, commands):
+def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, undisturbed, tmp_path, ended):
     reference, lengths = undisturbed(moment.launcher)
     if moment.part not in FRESH:
         shutil.copytree(reference / ".cache", tmp_path / ".cache")
-    command = commands(tmp_path, [*RUN, "--launcher", moment.launcher])
+    command = ended(Command(tmp_path, [*RUN, "--launcher", moment.launcher]))
     command.wait_for(lambda: has_reached(command, moment.part))
     time.sleep(moment.share * lengths[moment.part])
     saves = moment.number == signal.SIGTERM and moment.how != "twice" and moment.part in PARTS[4:]
@@ -264,7 +223,7 @@ def silent_cluster():
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", OTHERS)
-def test_every_other_command_ends_with_one_sentence(name, undisturbed, tmp_path, commands, silent_cluster):
+def test_every_other_command_ends_with_one_sentence(name, undisturbed, tmp_path, ended, silent_cluster):
     """Three moments each; the command may finish before the later ones, but not before all of them."""
     other, codes, connections = OTHERS[name], [], []
     arguments = list(other.arguments)
@@ -293,7 +252,7 @@ def test_every_other_command_ends_with_one_sentence(name, undisturbed, tmp_path,
         chance = random.Random(f"{SEED}-{name}-{at}")
         while connected():  # of the previous command
             pass
-        command = commands(folder, arguments)
+        command = ended(Command(folder, arguments))
         command.wait_for(has_begun)
         assert command.process.poll() is None, f"ended before it could be interrupted\n{command.printed}"
         time.sleep((at + chance.random()) / 3 * other.within_s)

@@ -61,19 +61,16 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_processes_of_the_users_file_work_and_end_with_the_run(tmp_path, end):
+def test_processes_of_the_users_file_work_and_end_with_the_run(tmp_path, ended, end):
     (tmp_path / "own.py").write_text(OWN.replace("{end}", end))
     closed = ("sh", "-c", 'exec "$0" -m launch.cli "$@" >&-', sys.executable) if "raise" in end else ()
-    command = Command(tmp_path, ["experiment", "own.py:own", "--launcher", "local"], *filter(None, [closed]))
-    try:
-        command.wait_for((tmp_path / "here").exists)
-        if command.process.poll() is None:
-            command.interrupt(signal.SIGINT, "once")
-        code, said = ENDS[end]
-        assert (command.process.wait(60), bool(re.search(said, command.printed))) == (code, True), command.printed
-        time.sleep(0.5)
-        assert not command.live_processes(), command.printed
-        assert "Traceback" not in command.printed
-        assert "forkserver:" not in command.printed
-    finally:
-        command.end()
+    command = ended(Command(tmp_path, ["experiment", "own.py:own", "--launcher", "local"], *filter(None, [closed])))
+    command.wait_for((tmp_path / "here").exists)
+    if command.process.poll() is None:
+        command.interrupt(signal.SIGINT, "once")
+    code, said = ENDS[end]
+    assert (command.process.wait(60), bool(re.search(said, command.printed))) == (code, True), command.printed
+    time.sleep(0.5)
+    assert not command.live_processes(), command.printed
+    assert "Traceback" not in command.printed
+    assert "forkserver:" not in command.printed

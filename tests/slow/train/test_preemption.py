@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -13,7 +12,8 @@ from launch.runs.store import RunFolder
 from launch.supervision.attempt_log import read_attempt_lines
 from suite.training.metrics import read_steps
 from tests.launch.backends.test_env_ranks import OWN
-from tests.launch.command_line import environment, gpipe_here
+from tests.launch.command_line import gpipe_here
+from tests.slow.running import Running
 
 LONG = OWN.replace("steps=6", "steps=1000000").replace("checkpoint_every=2", "checkpoint_every=1000000")
 COMMANDS = {
@@ -23,30 +23,16 @@ COMMANDS = {
 }
 
 
-def wait_for(condition, process, printed):
-    end = time.monotonic() + 200
-    while not condition():
-        assert process.poll() is None, printed.read_text()
-        assert time.monotonic() < end, printed.read_text()
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(
     ("launcher", "to"), [("local", "command"), ("local", "group"), ("ray", "command"), ("env", "command")]
 )
-def test_a_run_saves_and_goes_on_with_the_same_bits(launcher, to, tmp_path):
+def test_a_run_saves_and_goes_on_with_the_same_bits(launcher, to, tmp_path, ended):
     (tmp_path / "own.py").write_text(LONG)
-    printed = tmp_path / "printed"
-    with printed.open("w") as file:
-        process = subprocess.Popen(
-            [*COMMANDS[launcher], "experiment", "own.py:small", "--launcher", launcher], cwd=tmp_path, stdout=file,
-            stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
-        )  # fmt: skip
-    attempts = lambda: "".join(path.read_text() for path in tmp_path.glob("runs/*/*/attempts.jsonl"))  # noqa: E731
-    wait_for(lambda: "first_step_s" in attempts(), process, printed)
+    command = ended(Running(tmp_path, [*COMMANDS[launcher], "experiment", "own.py:small", "--launcher", launcher]))
+    command.until(lambda: any("first_step_s" in path.read_text() for path in tmp_path.glob("runs/*/*/attempts.jsonl")))
     time.sleep(1.5)  # all ranks know that they train
-    (os.killpg if to == "group" else os.kill)(process.pid, signal.SIGTERM)
-    code = process.wait(25)  # torchrun kills after 30 s
+    (os.killpg if to == "group" else os.kill)(command.process.pid, signal.SIGTERM)
+    code = command.process.wait(25)  # torchrun kills after 30 s
     (path,) = tmp_path.glob("runs/small/*")
     run = RunFolder(path)
     saved = max(int(manifest.parent.name) for manifest in run.checkpoints.glob("*/manifest.json"))
@@ -54,8 +40,8 @@ def test_a_run_saves_and_goes_on_with_the_same_bits(launcher, to, tmp_path):
     assert [line["outcome"] for line in read_attempt_lines(run.attempts).values()] == ["interrupted"]
     assert not run.record.exists()
     if launcher != "env":  # torchrun has a code of its own
-        assert code == 143, printed.read_text()
-        assert printed.read_text().splitlines()[-1].endswith(f"continues from the checkpoint of step {saved}")
+        assert code == 143, command.printed
+        assert command.printed.splitlines()[-1].endswith(f"continues from the checkpoint of step {saved}")
     steps = f"train.steps={saved + 3}"
     gpipe_here(tmp_path, "resume", str(path), "--launcher", "local", "--set", steps)
     losses = [json.loads(line)["train/loss"] for line in run.metrics.read_text().splitlines()]

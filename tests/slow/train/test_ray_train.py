@@ -1,9 +1,7 @@
 """``launch.train_loop``: the processes of a TorchTrainer train the bits of LAUNCHER=local, also after one is killed."""
 
 import json
-import subprocess
 import sys
-import time
 
 import psutil
 
@@ -12,7 +10,8 @@ from launch.supervision.attempt_log import read_attempt_lines
 from launch.worker.heartbeat import read_heartbeats
 from tests.faults.injection import VARIABLE, hook
 from tests.launch.backends.test_env_ranks import OWN, trained
-from tests.launch.command_line import environment, gpipe_here
+from tests.launch.command_line import gpipe_here
+from tests.slow.running import Running
 
 TRAINER = """
 import json, sys
@@ -32,50 +31,31 @@ result = TorchTrainer(
 print("result", json.dumps({"path": result.checkpoint.path} | result.metrics))
 """
 
-ENDS_S = 400.0
+
+def process_of_trainer(run, stage):
+    """Returns the process of the trainer that has started a stage, when the stage has begun step 4."""
+    for heartbeat in read_heartbeats(run.heartbeats, 1):
+        if (heartbeat.stage, heartbeat.step) == (stage, 3):
+            return psutil.Process(heartbeat.pid).parent().parent()
+    return None
 
 
-def worker_of_trainer(run, stage):
-    """Waits until a stage has begun step 4; returns the process of the trainer that has started it."""
-    until = time.monotonic() + ENDS_S
-    while True:
-        assert time.monotonic() < until, "it did not train in time"
-        time.sleep(0.05)
-        for heartbeat in read_heartbeats(run.heartbeats, 1):
-            if (heartbeat.stage, heartbeat.step) == (stage, 3):
-                return psutil.Process(heartbeat.pid).parent().parent()
-
-
-def test_a_killed_process_of_a_trainer_is_started_again_and_costs_no_bit(tmp_path):
+def test_a_killed_process_of_a_trainer_is_started_again_and_costs_no_bit(tmp_path, ended):
     (tmp_path / "own.py").write_text(OWN)
     gpipe_here(tmp_path, "experiment", "own.py:small", "--launcher", "local", "--set", "train.threads=1")
     _, expected = trained(tmp_path)
     pause = {VARIABLE: hook([{"fault": "sleep", "stage": 1, "step": 3, "action": "F0", "seconds": 6}])}
-    with (tmp_path / "printed").open("w") as log:
-        trainer = subprocess.Popen(
-            [sys.executable, "-c", TRAINER, str(tmp_path)],
-            env=environment() | pause,
-            cwd=tmp_path,
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            until = time.monotonic() + ENDS_S
-            while not (found := list((tmp_path / "own").glob("runs/small/*/heartbeats.json"))):
-                assert trainer.poll() is None, (tmp_path / "printed").read_text()
-                assert time.monotonic() < until, (tmp_path / "printed").read_text()
-                time.sleep(0.1)
-            run = RunFolder(found[0].parent)
-            killed = worker_of_trainer(run, 1)
-            assert "Train" in killed.name()
-            killed.kill()
-            assert trainer.wait(ENDS_S) == 0, (tmp_path / "printed").read_text()
-        finally:
-            trainer.kill()
+    trainer = ended(Running(tmp_path, [sys.executable, "-c", TRAINER, str(tmp_path)], **pause))
+    (found,) = trainer.until(lambda: list((tmp_path / "own").glob("runs/small/*/heartbeats.json")))
+    run = RunFolder(found.parent)
+    killed = trainer.until(lambda: process_of_trainer(run, 1))
+    assert "Train" in killed.name()
+    killed.kill()
+    trainer.wait(400)
     assert trained(tmp_path / "own") == (run, expected)
     attempts = read_attempt_lines(run.attempts).values()
     assert [(attempt.get("outcome"), attempt.get("start")) for attempt in attempts] == [(None, 0), ("done", 2)]
-    (line,) = [line for line in (tmp_path / "printed").read_text().splitlines() if line.startswith("result ")]
+    (line,) = [line for line in trainer.printed.splitlines() if line.startswith("result ")]
     result = json.loads(line.removeprefix("result "))
     assert (result["steps"], result["run"]) == (6, str(run.path))
     assert result["path"] == str(run.checkpoints / "00000006")

@@ -2,35 +2,23 @@
 
 import json
 import shutil
-import subprocess
-import sys
-import time
 
 import psutil
 import pytest
 
 from launch.runs.store import RunFolder
 from suite.training.metrics import read_steps
-from tests.launch.command_line import SMALL, environment, only_run
+from tests.launch.command_line import SMALL, only_run
 from tests.launch.tracking.wandb_parts import read
+from tests.slow.running import EXPERIMENT, Running
 
 STEPS = 60
 SETTINGS = f"{SMALL} pipeline.stages=2 train.steps={STEPS}"
 
 
 def start(folder, mode, **variables):
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher",
-               "local", "--set", f"{SETTINGS} tracking.wandb={mode}"]  # fmt: skip
-    return subprocess.Popen(
-        command, cwd=folder, env=environment() | variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-
-
-def ended(process):
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
-    return said
+    settings = f"{SETTINGS} tracking.wandb={mode}"
+    return Running(folder, [*EXPERIMENT, "--launcher", "local", "--set", settings], **variables)
 
 
 def metrics(folder):
@@ -42,28 +30,26 @@ def metrics(folder):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
-    ended(start(folder, "disabled"))
+    start(folder, "disabled").wait(400)
     return metrics(folder)
 
 
-def test_a_wandb_that_cannot_be_reached_changes_no_loss(tmp_path, undisturbed):
+def test_a_wandb_that_cannot_be_reached_changes_no_loss(tmp_path, ended, undisturbed):
     nowhere = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": 40 * "0"}
-    said = ended(start(tmp_path, "online", **nowhere))
-    assert "wandb failed" in said
-    assert "training continues, the metrics are in metrics.jsonl" in said.replace("\n", " ")
+    command = ended(start(tmp_path, "online", **nowhere))
+    command.wait(400)
+    assert "wandb failed" in command.printed
+    assert "training continues, the metrics are in metrics.jsonl" in command.printed.replace("\n", " ")
     assert metrics(tmp_path) == undisturbed
     assert json.loads((only_run(tmp_path) / "record.json").read_text())["wandb_run"] is None
 
 
-def test_folders_that_vanish_and_a_killed_wandb_change_no_loss(tmp_path, undisturbed):
-    process = start(tmp_path, "offline")
-    until = time.monotonic() + 120
-    while len(list(tmp_path.glob("runs/*/*/trace/*.jsonl"))) < 2:  # the last files that the stages open
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.05)
+def test_folders_that_vanish_and_a_killed_wandb_change_no_loss(tmp_path, ended, undisturbed):
+    command = ended(start(tmp_path, "offline"))
+    # the last files that the stages open
+    command.until(lambda: len(list(tmp_path.glob("runs/*/*/trace/*.jsonl"))) == 2)
     run = RunFolder(only_run(tmp_path))
-    services = [one for one in psutil.Process(process.pid).children(recursive=True) if "wandb" in one.name()]
+    services = [one for one in psutil.Process(command.process.pid).children(recursive=True) if "wandb" in one.name()]
     assert services
     for one in services:
         one.kill()
@@ -72,7 +58,7 @@ def test_folders_that_vanish_and_a_killed_wandb_change_no_loss(tmp_path, undistu
         shutil.rmtree(folder)
     steps = len(read_steps(run.metrics))
     assert steps < STEPS, "the folders were removed too late to disturb anything"
-    ended(process)
+    command.wait(400)
     assert metrics(tmp_path) == undisturbed
     attempts = [json.loads(line) for line in run.attempts.read_text().splitlines()]
     assert [line["outcome"] for line in attempts if "outcome" in line] == ["done"]
