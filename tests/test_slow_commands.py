@@ -27,4 +27,4 @@ def test_the_slow_tests_name_what_there_is() -> None:
     assert {"local", "ray"} <= set(re.findall(r'"--launcher",\s*"([a-z]+)"', text)) <= {*get_args(LauncherName)}
     commands = {example.name for example in EXAMPLES}
     assert commands == set(typer.main.get_command(app).commands)
-    assert {"experiment", "sweep"} <= set(re.findall(r'"launch\.cli", "([a-z-]+)"', text)) <= commands
+    assert {"experiment"} <= set(re.findall(r'"launch\.cli", "([a-z-]+)"', text)) <= commands

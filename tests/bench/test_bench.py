@@ -3,11 +3,9 @@
 import io
 import json
 import math
-import os
 import re
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +13,7 @@ import torch
 from rich.console import Console
 
 from experiments.report.figure import svg
-from experiments.tables import sleeping
-from experiments.tables.sleeping import SyntheticLayer
 from experiments.tables.table2 import closed_form
-from suite.errors import WorkerDiedError
 from suite.pipeline.planning.costs import LayerCost
 from tests.bench import bench, entrants
 from tests.bench.__main__ import main
@@ -29,7 +24,6 @@ from tests.bench.peers.workload import SyntheticWork
 from tests.bench.ratio import ratio_of
 from tests.bench.report import HEADINGS, entrants_table, page, summary
 from tests.bench.results import Result, Score
-from tests.bench.worker import no_sleep
 
 TINY = Case(SyntheticWork(2, 3, forward_s=0.0), steps=2, rounds=2)
 """Its tensors are large beside the 8 KiB in which a step's shapes are sent."""
@@ -111,27 +105,6 @@ def test_a_right_benchmark_ends_well_and_prints_its_progress(monkeypatch, own):
     assert [list(map(len, row["rounds"])) for row in case["entrants"]] == [[2, 2], [2, 2]]
 
 
-class Dying(OneProcess):
-    """One process that ends in its first turn."""
-
-    def __init__(self, context):
-        super().__init__(context)
-        self._steps = 0
-
-    def step(self):
-        self._steps += 1
-        if self._steps > 1:
-            os._exit(3)
-        super().step()
-
-
-def test_a_worker_that_dies_in_its_turn_ends_the_benchmark_at_once():
-    rivals = (Entrant("right", OneProcess, False), Entrant("dying", Dying, False))
-    costs = [cost(1.0, 2.0)] * 4
-    with pytest.raises(WorkerDiedError, match="exit code 3"):
-        bench.run(replace(TINY, own_processes=True), rivals, Console(file=io.StringIO()), costs)
-
-
 def test_each_round_runs_everybody_once_and_every_second_one_backwards():
     orders = [turn_order("DCBA", number) for number in range(20)]
     assert all(sorted(order) == [*"ABCD"] for order in orders)
@@ -205,17 +178,6 @@ def test_the_command_lists_the_cases_and_refuses_a_wrong_name(capsys):
     assert all(name in listed for name in CASES)
     assert main("sleepin") == 2
     assert capsys.readouterr().err == "error: there is no benchmark 'sleepin'; did you mean sleeping?\n"
-
-
-def test_layers_do_not_sleep_in_steps_that_are_not_timed(monkeypatch):
-    slept = []
-    monkeypatch.setattr(sleeping, "time", SimpleNamespace(sleep=slept.append))
-    layer = SyntheticLayer(1.0, 2.0, 3.0)
-    with no_sleep():
-        layer(torch.ones(2)).sum().backward()
-    assert slept == []
-    layer(torch.ones(2)).sum().backward()
-    assert sorted(slept) == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,13 @@
 import io
 
 import pytest
-import torch
 from rich.console import Console
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 from models.shape import TransformerShape
-from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.planning.costs import LayerCost
 from tests.bench import bench
 from tests.bench.cases import Case
 from tests.bench.entrants import ENTRANTS
-from tests.bench.peers.cell import Cell
-from tests.bench.peers.torch_pipelining import REFUSED_BY_SPLIT_BACKWARD
 from tests.bench.peers.workload import SyntheticWork, TranslationWork
 from tests.bench.results import TOLERANCE
 
@@ -48,27 +43,3 @@ def test_all_entrants_have_the_gradients_of_one_process(work):
         assert list(map(len, score.rounds)) == [1, 1]
         assert score.peak_bytes > 0
     assert result.wrong == []
-
-
-def test_why_zero_bubble_has_no_row_for_translation():
-    """When this fails, PyTorch has fixed its split backward: remove ``REFUSED_BY_SPLIT_BACKWARD``."""
-    layers, _ = SENTENCES.build()
-    cell = Cell(layers, range(2, 4))  # the encoder's last layer, then the target's embedding
-    x, visible = torch.randn(2, 8, 32, requires_grad=True), torch.ones(2, 8, dtype=torch.bool)
-    inputs = [x, visible, torch.randint(0, 50, (2, 8))]
-
-    def backward(split):
-        cell.zero_grad()
-        outputs = list(as_tuple(cell(*inputs)))
-        ones = [torch.ones_like(output) if output.is_floating_point() else None for output in outputs]
-        if split:
-            _, groups = stage_backward_input(tuple(outputs), ones, inputs, cell.parameters())
-            stage_backward_weight(cell.parameters(), groups)
-        else:
-            torch.autograd.backward(outputs[:2], ones[:2])
-        return {key: gradient.clone() for key, gradient in cell.gradients().items()}
-
-    whole, split = backward(False), backward(True)
-    lost = [key for key in whole if not torch.allclose(whole[key], split[key], atol=1e-5)]
-    assert lost == [(3, "weight")]
-    assert "embedding" in REFUSED_BY_SPLIT_BACKWARD[SENTENCES.name]

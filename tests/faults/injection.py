@@ -5,9 +5,7 @@
     kill, stop, exit   the process, by SIGKILL, SIGSTOP, exit code 1
     raise, sleep       in the main thread; with ``layer`` in its forward
     delay              of each message, 0 to ``seconds`` at random
-    nan, inf           a layer's output, the gradient of its input, or the loss
-    full               no file can grow beyond ``bytes`` from then on
-    torn               truncates the newest checkpoint's newest file to half, and kills the process
+    nan                the loss, without its gradient
 
 ``action`` is F2, R2, I2, B2, W2 and so on, or update, validate, save, start.
 """
@@ -18,7 +16,6 @@ import json
 import math
 import os
 import random
-import resource
 import signal
 import sys
 import time
@@ -27,12 +24,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from launch.worker.attempt import Attempt
 from suite.errors import SettingError
-from suite.pipeline.model.layers import Tensors, as_tuple
+from suite.pipeline.model.layers import Tensors
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.p2p import P2PCommunicator
 from suite.pipeline.runtime.stage import CellMicroBatch, Stage
@@ -55,26 +52,16 @@ class InjectedError(Exception):
 class Fault(FrozenRecord):
     """One planned fault; a field that is None matches everything."""
 
-    fault: Literal["kill", "stop", "exit", "raise", "sleep", "delay", "nan", "inf", "full", "torn"]
+    fault: Literal["kill", "stop", "exit", "raise", "sleep", "delay", "nan"]
     attempt: int | None = 1
     replica: int | None = None
     stage: int | None = None
     step: int | None = None
     action: str | None = None
     layer: int | None = None
-    """Of raise and sleep: not at the start of the action but when it reaches this layer. Of nan and inf: the layer
-    whose output or gradient is corrupted. The last layer cannot be used: ``score`` replaces its forward."""
-    of: Literal["activation", "gradient", "loss"] = "activation"
-    """What nan and inf corrupt."""
+    """Of raise and sleep: not at the start of the action but when it reaches this layer."""
     seconds: float = 86400.0
     """Duration of a sleep, or the longest delay of a message."""
-    bytes: int = 0
-
-    @model_validator(mode="after")
-    def _names_its_layer(self) -> Fault:
-        if self.fault in ("nan", "inf") and self.of != "loss" and self.layer is None:
-            raise ValueError(f"{self.fault} of {self.of} needs a layer")
-        return self
 
 
 def parse_faults(plan: str) -> list[Fault]:
@@ -104,7 +91,7 @@ def inject(plan: str, coord: RankCoord, attempt: Attempt, status: WorkerStatus) 
     delays = [fault.seconds for fault in faults if fault.fault == "delay"]
     if delays:
         _delay_sends(max(delays), random.Random(coord.rank))
-    _FaultInjector(faults, attempt.run.checkpoints, status).wrap_begin()
+    _FaultInjector(faults, status).wrap_begin()
     status.begin("start", None)
 
 
@@ -120,12 +107,12 @@ def _delay_sends(max_delay_s: float, generator: random.Random) -> None:
 
 
 class _FaultInjector:
-    """The faults of one worker in one attempt except delays; each is injected once, except nan and inf."""
+    """The faults of one worker in one attempt except delays; each is injected once, except nan."""
 
-    def __init__(self, faults: Sequence[Fault], checkpoints: Path, status: WorkerStatus) -> None:
-        self._pending = [fault for fault in faults if fault.fault not in ("delay", "nan", "inf")]
-        self._corruptions = [fault for fault in faults if fault.fault in ("nan", "inf")]
-        self._checkpoints, self._status = checkpoints, status
+    def __init__(self, faults: Sequence[Fault], status: WorkerStatus) -> None:
+        self._pending = [fault for fault in faults if fault.fault not in ("delay", "nan")]
+        self._corruptions = [fault for fault in faults if fault.fault == "nan"]
+        self._status = status
 
     def wrap_begin(self) -> None:
         """Makes faults strike after the status has recorded the action; hooks the stage once it is built."""
@@ -135,7 +122,7 @@ class _FaultInjector:
             begin(what, step)
             stage = self._status.stage
             while stage is not None and self._corruptions:
-                self._install_corruption(self._corruptions.pop(0), stage)
+                self._corrupt_loss(self._corruptions.pop(0), stage)
             for fault in [fault for fault in self._pending if self._matches(fault)]:
                 self._pending.remove(fault)
                 # tests read the time; flushed because the process may end right now
@@ -156,11 +143,7 @@ class _FaultInjector:
         return fault.action in (None, str(self._status.action)) and fault.step in (None, self._status.step)
 
     def _inject(self, fault: Fault) -> None:
-        if fault.fault == "torn":
-            files = self._checkpoints.glob("[0-9]*/*.safetensors")
-            newest = max(files, key=lambda path: (path.parent.name, path.stat().st_mtime_ns))
-            os.truncate(newest, newest.stat().st_size // 2)
-        if fault.fault in ("kill", "torn"):
+        if fault.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -170,9 +153,6 @@ class _FaultInjector:
             raise InjectedError("a planned exception")
         elif fault.fault == "sleep":
             time.sleep(fault.seconds)
-        elif fault.fault == "full":
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writes fail as on a full disk, without killing the process
-            resource.setrlimit(resource.RLIMIT_FSIZE, (fault.bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
     def _inject_before(self, fault: Fault, layer: nn.Module) -> None:
         def once(*_: Any) -> None:
@@ -180,31 +160,6 @@ class _FaultInjector:
             self._inject(fault)
 
         handle = layer.register_forward_pre_hook(once)
-
-    def _install_corruption(self, fault: Fault, stage: Stage) -> None:
-        if fault.of == "loss":
-            self._corrupt_loss(fault, stage)
-        elif fault.layer in stage.indices:
-            self._corrupt_layer(fault, stage.by_index[fault.layer])
-
-    def _corrupt_layer(self, fault: Fault, layer: nn.Module) -> None:
-        def on_output(module: nn.Module, inputs: Tensors, output: Tensor | Tensors) -> Tensor | Tensors | None:
-            if not self._matches(fault):
-                return None
-            corrupted = tuple(_corrupted(tensor, fault) for tensor in as_tuple(output))
-            return corrupted[0] if isinstance(output, Tensor) else corrupted
-
-        def on_input(module: nn.Module, inputs: Tensors) -> Tensors:
-            first, *others = inputs
-            if first.requires_grad:
-                first = first.view_as(first)  # between the layer and what watches its gradients
-                first.register_hook(lambda grad: _corrupted(grad, fault) if self._matches(fault) else None)
-            return first, *others
-
-        if fault.of == "activation":
-            layer.register_forward_hook(on_output)
-        else:
-            layer.register_forward_pre_hook(on_input)
 
     def _corrupt_loss(self, fault: Fault, stage: Stage) -> None:
         """Corrupts the value of the objective, but not its gradient. No module returns it if the last layer has
@@ -214,11 +169,7 @@ class _FaultInjector:
         def corrupted_forward(micro_batch: CellMicroBatch, targets: Tensors = ()) -> tuple[Tensors, Tensor | None]:
             outputs, metric = forward(micro_batch, targets)
             if metric is not None and self._matches(fault):
-                outputs = (outputs[0] + _corrupted(outputs[0].detach(), fault),)
+                outputs = (outputs[0] + outputs[0].detach() * math.nan,)
             return outputs, metric
 
         stage.forward = corrupted_forward  # type: ignore[method-assign]
-
-
-def _corrupted(tensor: Tensor, fault: Fault) -> Tensor:
-    return tensor * (math.nan if fault.fault == "nan" else math.inf) if tensor.is_floating_point() else tensor

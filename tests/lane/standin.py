@@ -72,42 +72,12 @@ class StandinModule(backend_registration._DummyBackendModule):
 
 
 IN_BF16 = (
-    "addbmm",
-    "addmm",
-    "addmv",
-    "baddbmm",
-    "bmm",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_transpose1d",
-    "conv_transpose2d.input",
-    "linear",
-    "matmul",
-    "mm",
-    "mv",
-    "prelu",
-    "scaled_dot_product_attention",
-    "lstm.input",
-    "gru.input",
+    "addbmm addmm addmv baddbmm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d.input linear matmul mm mv "
+    "prelu scaled_dot_product_attention lstm.input gru.input"
 )
 IN_FP32 = (
-    "layer_norm",
-    "softmax.int",
-    "log_softmax.int",
-    "cross_entropy_loss",
-    "nll_loss",
-    "mse_loss",
-    "l1_loss",
-    "smooth_l1_loss",
-    "cumsum",
-    "exp",
-    "log",
-    "pow.Tensor_Scalar",
-    "sum",
-    "sum.dim_IntList",
-    "cosine_similarity",
-    "linalg_vector_norm",
+    "layer_norm softmax.int log_softmax.int cross_entropy_loss nll_loss mse_loss l1_loss smooth_l1_loss cumsum exp "
+    "log pow.Tensor_Scalar sum sum.dim_IntList cosine_similarity linalg_vector_norm"
 )
 """Operators that autocast on CUDA computes in bf16 and in fp32, as far as models here use them:
 https://docs.pytorch.org/docs/stable/amp.html."""
@@ -165,7 +135,7 @@ _OTHERS = torch.library.Library("_", "IMPL")
 _OTHERS.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
 _LIBRARY = torch.library.Library("aten", "IMPL")
 for _dtype, _names in ((torch.bfloat16, IN_BF16), (torch.float32, IN_FP32)):
-    for _name in _names:
+    for _name in _names.split():
         _LIBRARY.impl(_name, _autocast(_name, _dtype), "AutocastPrivateUse1")
 _LIBRARY.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
 _LIBRARY.impl("scaled_dot_product_attention", _attention, "PrivateUse1")

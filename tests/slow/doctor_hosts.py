@@ -39,6 +39,15 @@ def run(*command):
     return subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True).stdout
 
 
+@contextlib.contextmanager
+def during(do, undo):
+    do()
+    try:
+        yield
+    finally:
+        undo()
+
+
 class Host:
     """One host: its Ray node, and ways to break it."""
 
@@ -52,43 +61,23 @@ class Host:
         """Runs a command in the host's network and mounts."""
         return run("nsenter", "-t", self.process.pid, "-n", "-m", *command)
 
-    @contextlib.contextmanager
     def mounted(self, folder, *arguments):
         """A mount that only this host sees."""
-        self.inside("mount", *arguments, folder)
-        try:
-            yield
-        finally:
-            self.inside("umount", "-l", folder)
+        return during(lambda: self.inside("mount", *arguments, folder), lambda: self.inside("umount", "-l", folder))
 
-    @contextlib.contextmanager
-    def during(self, do, undo):
-        self.inside(*do)
-        try:
-            yield
-        finally:
-            self.inside(*undo)
-
-    @contextlib.contextmanager
     def stopped(self):
         """Every process of the host stands still, as on a machine that swaps or hangs."""
         halted = self.processes()
-        for pid in halted:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in halted:
-                os.kill(pid, signal.SIGCONT)
 
-    @contextlib.contextmanager
+        def send(number):
+            for pid in halted:
+                os.kill(pid, number)
+
+        return during(lambda: send(signal.SIGSTOP), lambda: send(signal.SIGCONT))
+
     def with_cores(self, cores):
         usual = os.sched_getaffinity(self.process.pid)
-        self._allow(cores)
-        try:
-            yield
-        finally:
-            self._allow(usual)
+        return during(lambda: self._allow(cores), lambda: self._allow(usual))
 
     def _allow(self, cores):
         for pid in self.processes():

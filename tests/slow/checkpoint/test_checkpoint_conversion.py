@@ -1,7 +1,7 @@
 """A checkpoint of any K, R, schedule and ZeRO stage, read at any other: the same state, and the same losses after."""
 
 import shutil
-from functools import partial
+from functools import cache, partial
 from itertools import product
 
 import numpy as np
@@ -33,14 +33,12 @@ def train(stages, replicas=1, schedule="fill_drain", until=STEPS, again=None, **
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Returns a function from a layout to the folder of its checkpoint of step 20."""
-    done = {}
 
-    def folder_of(*layout, optimizer="adamw"):
-        if (layout, optimizer) not in done:
-            folder = tmp_path_factory.mktemp("saved")
-            train(*layout, folder=str(folder), optimizer=optimizer)
-            done[layout, optimizer] = folder
-        return done[layout, optimizer]
+    @cache
+    def folder_of(*layout, optimizer):
+        folder = tmp_path_factory.mktemp("saved")
+        train(*layout, folder=str(folder), optimizer=optimizer)
+        return folder
 
     return folder_of
 
@@ -48,14 +46,7 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed():
     """Returns a function to the losses of steps 21 to 40 of a run that was never stopped."""
-    done = {}
-
-    def losses(optimizer="adamw"):
-        if optimizer not in done:
-            done[optimizer] = train(1, until=2 * STEPS, optimizer=optimizer)[0][STEPS:]
-        return done[optimizer]
-
-    return losses
+    return cache(lambda optimizer: train(1, until=2 * STEPS, optimizer=optimizer)[0][STEPS:])
 
 
 def assert_same_state_and_losses(saved, undisturbed, there, here, tmp_path, optimizer="adamw"):

@@ -1,4 +1,4 @@
-"""Ten thousand harmed files, and random bytes flipped in three checkpoints."""
+"""Ten thousand harmed files, random bytes flipped in three checkpoints, and SIGKILL at random moments of saves."""
 
 import random
 import shutil
@@ -11,6 +11,7 @@ from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
 from tests.suite.pipeline.build import join
 from tests.suite.training.checkpoint.fuzz import Reader, files_of, fuzz, same
+from tests.suite.training.checkpoint.saves import kill_during_saves
 from tests.suite.training.work import run
 
 
@@ -83,3 +84,9 @@ def test_two_hundred_times_random_bytes_flipped_in_a_run_of_three_checkpoints(tm
     assert sum(ends.values()) == 400
     ways = ("step 20", "step 40", "step 60", "refused")
     assert ends.keys() == {(harm, way) for harm in ("flipped", "flipped and deleted") for way in ways}
+
+
+def test_two_hundred_kills_during_saves_leave_the_state_before_or_the_new_one(tmp_path):
+    previous, new = kill_during_saves(str(tmp_path), 200, seed=2)
+    assert previous + new == 200
+    assert min(previous, new) > 0  # the kills fell before and after the manifest

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -21,7 +21,7 @@ from launch.diagnostics import command as doctor
 from launch.diagnostics import links
 from launch.diagnostics.probes import RayProbes
 from launch.ray_nodes import start_on
-from tests.slow.doctor_hosts import ROOT, Hosts, missing
+from tests.slow.doctor_hosts import ROOT, Hosts, during, missing
 
 PATIENCE_S = 40.0
 
@@ -75,18 +75,16 @@ def levels_and_checks(findings):
     return [(one.level, one.subject) for one in findings]
 
 
-@contextmanager
 def another_version(hosts):
     about = hosts.extra / "transformers-4.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0\n")
-    try:
-        yield
-    finally:
-        shutil.rmtree(about)
+
+    def install():
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.0\n")
+
+    return during(install, lambda: shutil.rmtree(about))
 
 
-@contextmanager
 def few_open_files(hosts):
     usual = resource.prlimit(hosts.hosts[0].process.pid, resource.RLIMIT_NOFILE)
 
@@ -95,11 +93,7 @@ def few_open_files(hosts):
             with suppress(ProcessLookupError):
                 resource.prlimit(process, resource.RLIMIT_NOFILE, (files, usual[1]))
 
-    limit(1024)
-    try:
-        yield
-    finally:
-        limit(usual[0])
+    return during(lambda: limit(1024), lambda: limit(usual[0]))
 
 
 def mounted(number, place, *what):
@@ -151,7 +145,7 @@ def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, place, unwell,
 def test_a_slow_link(hosts, probes):
     slow = hosts.hosts[1]
     shape = ["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "160mbit", "burst", "64kb", "latency", "100ms"]
-    with slow.during(shape, ["tc", "qdisc", "del", "dev", "eth0", "root"]):
+    with during(lambda: slow.inside(*shape), lambda: slow.inside("tc", "qdisc", "del", "dev", "eth0", "root")):
         speeds, found = links.measure_links(probes.nodes, probes.cluster, lambda text: None)
     assert levels_and_checks(found) == [("warning", "links")] * 2 + [("ok", "all-reduce")]
     assert all(slow.address in one.found for one in found[:2])

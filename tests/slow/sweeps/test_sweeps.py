@@ -1,10 +1,9 @@
-"""Sweeps on a Ray cluster of several nodes: concurrent members, a killed one, others' devices, an interrupt."""
+"""Sweeps on a Ray cluster of several nodes: concurrent members, a killed one, an interrupt."""
 
 import json
 import os
 import signal
 import sys
-import time
 
 import psutil
 import pytest
@@ -85,26 +84,6 @@ def test_a_killed_member_is_resumed_and_one_that_fails_again_is_named(start):
     assert "report: runs/faulty/report.html" in printed
 
 
-def test_a_member_waits_for_devices_of_others_while_smaller_ones_run(start, cluster):
-    ray.init(address=cluster.address, log_to_driver=False)
-
-    @ray.remote(num_cpus=1)
-    class Other:
-        def ready(self):
-            return True
-
-    other = Other.remote()
-    assert ray.get(other.ready.remote(), timeout=60)
-    sweep = start("mixed")
-    sweep.until(lambda: "train small/twin-0: started" in sweep.printed)
-    sweep.until(lambda: "small/twin-0: done" in sweep.printed)
-    assert "train small/wide: started" not in sweep.printed  # the first in order needs both
-    ray.kill(other)
-    sweep.wait(800)
-    assert "small/wide: done" in sweep.printed
-    assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, number):
     sweep = start("small")
@@ -123,15 +102,3 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, nu
     assert again.attempts("twin-1")[-1]["start"] >= 10
     assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
     assert len(losses(sweep.run("twin-0"))) == STEPS
-
-
-def test_without_an_address_a_sweep_starts_and_stops_its_own_ray(tmp_path, ended):
-    command = [sys.executable, "-m", "launch.cli", "sweep", "temperature", "--scale", "tiny", "--launcher", "ray"]
-    sweep, children = ended(Running(tmp_path, command)), set()
-    while sweep.process.poll() is None:
-        children |= set(psutil.Process(sweep.process.pid).children(recursive=True))
-        time.sleep(0.5)
-    sweep.wait(0)
-    assert sum(1 for path in tmp_path.glob("runs/*/*/scores.json")) == 3
-    _, alive = psutil.wait_procs(children, GONE_S)
-    assert not alive, [process.cmdline() for process in alive]

@@ -8,26 +8,7 @@ from launch.diff.compare import compare
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.training.fingerprints import RunFingerprints
-from tests.faults.engine import (
-    MESSAGE_FAULTS,
-    Patches,
-    copies_not_summed,
-    dropped,
-    gradients_kept,
-    input_gradient_off,
-    late_learning_rate,
-    loss_gradient_off,
-    message_off,
-    not_clipped,
-    other_initial,
-    other_seed,
-    output_off,
-    parameter_skipped,
-    replica_lost,
-    summed_in_bf16,
-    summed_twice,
-    targets_shifted,
-)
+from tests.faults import engine
 from tests.suite.pipeline.build import join
 from tests.suite.pipeline.freezing import FREEZES
 from tests.suite.training.test_fingerprints import IN_ORDER, STEPS
@@ -44,42 +25,43 @@ AT_ONCE = 25
 def all_faults():
     """Yields (name, what plants it, what must be named)."""
     for layer in range(LAYERS):
+        named = rf"layer {layer} .*"
         for i in (0, 2):
-            yield f"output of layer {layer}, {i}", output_off(layer, i), rf"layer {layer} .*, micro-batch {i}, output"
-            yield f"seed of layer {layer}, {i}", other_seed(layer, i), rf"layer {layer} .*micro-batch {i}, random state"
-        yield f"initial weights of layer {layer}", other_initial(layer), rf"layer {layer} .*, initial"
+            yield f"output of layer {layer}, {i}", engine.output_off(layer, i), f"{named}, micro-batch {i}, output"
+            yield f"seed of layer {layer}, {i}", engine.other_seed(layer, i), f"{named}micro-batch {i}, random state"
+        yield f"initial weights of layer {layer}", engine.other_initial(layer), rf"layer {layer} .*, initial"
     for layer in range(1, LAYERS):
         for i in (1, 3):
             found = rf"layer {layer} .*, micro-batch {i}, gradient of input 0"
-            yield f"input gradient of layer {layer}, {i}", input_gradient_off(layer, i), found
+            yield f"input gradient of layer {layer}, {i}", engine.input_gradient_off(layer, i), found
         found = rf"layer {layer} .*, whole gradient of"
-        yield f"weight gradient of layer {layer} in bf16", summed_in_bf16(layer), found
-    yield "seed in the second step", other_seed(1, 0, 1), r"step 2, layer 1 .*, micro-batch 0, random state"
+        yield f"weight gradient of layer {layer} in bf16", engine.summed_in_bf16(layer), found
+    yield "seed in the second step", engine.other_seed(1, 0, 1), r"step 2, layer 1 .*, micro-batch 0, random state"
     for i in range(MICRO_BATCHES):
-        yield f"targets {i}", targets_shifted(i), rf"layer 5 .*, micro-batch {i}, loss"
-        yield f"loss gradient {i}", loss_gradient_off(i), rf"layer 5 .*, micro-batch {i}, gradient of"
+        yield f"targets {i}", engine.targets_shifted(i), rf"layer 5 .*, micro-batch {i}, loss"
+        yield f"loss gradient {i}", engine.loss_gradient_off(i), rf"layer 5 .*, micro-batch {i}, gradient of"
         for first in (0, 3):
-            yield f"stage of layer {first} drops {i}", dropped(first, i), rf"layer {first} .*, whole gradient of"
-        for name, change in MESSAGE_FAULTS.items():
+            yield f"stage of layer {first} drops {i}", engine.dropped(first, i), rf"layer {first} .*, whole gradient of"
+        for name, change in engine.MESSAGE_FAULTS.items():
             if name == "stale" and i == 0:
                 continue
             found = rf"layer 3 .*, micro-batch {i}, output 0"
-            yield f"{name} activations {i}", message_off("activations", i, change), found
+            yield f"{name} activations {i}", engine.message_off("activations", i, change), found
             found = rf"layer 2 .*, micro-batch {i}, gradient of"
-            yield f"{name} gradients {i}", message_off("gradients", i, change), found
+            yield f"{name} gradients {i}", engine.message_off("gradients", i, change), found
     for layer, name in PARAMETERS:
-        yield f"{layer}.{name} not updated", parameter_skipped(layer, name), rf"layer {layer} .*, updated {name}"
-    yield "copies not summed", copies_not_summed, "layer 0 .*, whole gradient of table"
-    yield "gradients kept", gradients_kept, "step 2, layer 0 .*, whole gradient of"
-    yield "late learning rate", late_learning_rate, "layer . .*, updated"
-    yield "not clipped", not_clipped, "layer . .*, updated"
+        yield f"{layer}.{name} not updated", engine.parameter_skipped(layer, name), rf"layer {layer} .*, updated {name}"
+    yield "copies not summed", engine.copies_not_summed, "layer 0 .*, whole gradient of table"
+    yield "gradients kept", engine.gradients_kept, "step 2, layer 0 .*, whole gradient of"
+    yield "late learning rate", engine.late_learning_rate, "layer . .*, updated"
+    yield "not clipped", engine.not_clipped, "layer . .*, updated"
 
 
 FAULTS = {name: (plant, found) for name, plant, found in all_faults()}
 OF_REPLICAS = {
-    "summed twice": (summed_twice, "layer 0 .*, whole gradient of"),
+    "summed twice": (engine.summed_twice, "layer 0 .*, whole gradient of"),
     **{
-        f"gradients of layer {layer} without {i}": (replica_lost(layer, i), rf"layer {layer} .*, whole gradient of")
+        f"gradients of layer {layer} without {i}": (engine.replica_lost(layer, i), f"layer {layer} .*, whole gradient")
         for layer in (1, 4)
         for i in (1, 3)
     },
@@ -95,7 +77,7 @@ def record(rank, world, rendezvous, folder, first, names):
     join(rank, world, rendezvous)
     for number, name in enumerate(names, first):
         shape, plant = ((2, 1), FAULTS[name][0]) if name in FAULTS else ((1, 2), OF_REPLICAS[name][0])
-        with Patches() as patches:
+        with engine.Patches() as patches:
             plant(patches)
             trained(rank, *shape, STEPS, schedule_config=IN_ORDER, optimizer="adamw", fingerprints=folder / str(number))
 
