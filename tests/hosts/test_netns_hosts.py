@@ -54,7 +54,7 @@ def namespaces():
 
 @as_root
 def test_hosts_answer_each_other_and_leave_nothing_behind():
-    left = "gpipe-4194305-0-0"  # by a process of a number that no process has
+    left = f"gpipe-4194305-{os.getpid()}-0"  # by a process of a number that no process has
     run("ip", "netns", "add", left)
     with BridgedHosts(2) as hosts:
         assert left not in namespaces()
