@@ -9,30 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from experiments.registry import experiments
+from experiments.registry import experiments, find
 from experiments.sweeps.registry import SWEEPS
 from launch import cli
 from launch.catalog import TABLES
-from tests.launch.command_line import call, gpipe_here, refusal
+from launch.tracking import progress
+from suite.pipeline.model.layers import count_parameters
+from tests.launch.command_line import call, environment, gpipe_here, refusal
 
 
-def printed_lines(*arguments, forbidden=(), **variables):
-    """Runs the command line in its own process; returns the lines it prints, fails if it imports a forbidden module."""
-    code = (
-        f"import sys, launch.cli; sys.argv = ['gpipe', *{arguments}]\n"
-        "try: launch.cli.main()\nexcept SystemExit: pass\n"
-        f"sys.exit(str([name for name in {forbidden} if name in sys.modules] or ''))"
-    )
+def call_in_fresh_process(commands, forbidden):
+    """Calls commands, one after another, in one new process. Each is its arguments, or a dictionary: the environment of
+    a shell that asks for a completion. Fails when one of them imports a forbidden module.
+
+    Returns what ``call`` does of each."""
+    program = f"""
+import json, os, sys
+from tests.launch.command_line import call
+
+answers = []
+for command in {commands}:
+    asks_to_complete = isinstance(command, dict)
+    os.environ.update(command if asks_to_complete else {{"_GPIPE_COMPLETE": ""}})
+    answers.append(call(*([] if asks_to_complete else command.split())))
+    imported = [name for name in {forbidden} if name in sys.modules]
+    assert not imported, f"{{command}} imports {{imported}}"
+print(json.dumps(answers))
+"""
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-P", "-c", program], env=environment(), capture_output=True, text=True, timeout=100
     )
-    assert done.stderr.strip() == "", done.stderr
-    return done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    return [tuple(answer) for answer in json.loads(done.stdout)]
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +60,6 @@ def test_the_list_of_commands_is_fixed():
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["experiment", "t128_6"], ["t128_6", "did you mean t128_6b"]),
         (["experiment", "t128_6b", "--scale", "laptp"], ["unknown scale 'laptp'; did you mean laptop?"]),
         (["plan", "t128_6b", "--format", "xml"], ["unknown format 'xml'; known names: json, text"]),
         (["experiment", "t128_6b", "--set", "train.step=5"], ["train.step", "train.steps"]),
@@ -60,8 +67,6 @@ def test_the_list_of_commands_is_fixed():
             ["experiment", "t128_6b", "--set", "train.steps=50,pipeline.stages=2"],
             ["'train.steps=50,pipeline.stages=2' has settings with a comma between them; separate them by blanks"],
         ),
-        (["experiment"], ["which experiment? Name one with NAME; gpipe list lists them"]),
-        (["plan"], ["which experiment? Name one with NAME; gpipe list lists them"]),
         (["check", ""], ["which experiment? Name one with NAME; gpipe list lists them"]),
         (["experiment", "t128_6b", "--set", "train.steps"], ["train.steps"]),
         (["experiment", "t128_6b", "--scale", "laptop", "--set", "pipeline.stages=500"], ["500", "131 layers"]),
@@ -69,11 +74,11 @@ def test_the_list_of_commands_is_fixed():
         (["experiment", "t128_6b", "--set", "optimizer.learning_rate=inf"], ["optimizer.learning_rate", "inf"]),
         (["plan", "t128_6b", "--cluster", "16x16"], ["--cluster '16x16'", "16GiB", "2x8xH100"]),
         (
-            ["plan", "transformer_3", "--cluster", "2xV100", "--set", "pipeline.stages=3"],
+            ["plan", "transformer_1", "--cluster", "2xV100", "--set", "pipeline.stages=3"],
             ["need 3 devices, there are 2 V100"],
         ),
         (["plan", "t128_6b", "--set", "pipeline.layers_per_cell=70,60"], ["hold 130 layers", "1 left out"]),
-        (["plan", "transformer_3", "--cluster", "2x1GiB"], ["alone needs", "has 1.00 GiB"]),
+        (["plan", "transformer_1", "--cluster", "1x1GiB"], ["alone needs", "has 1.00 GiB"]),
         (["resume", "nothing", "--launcher", "rai"], ["unknown launcher 'rai'; did you mean ray?"]),
         (["sweep", "depth_wide"], ["there is no sweep 'depth_wide'", "did you mean depth_width"]),
         (["sweep", "depth_width", "--scale", "laptp"], ["no scale 'laptp'", "did you mean laptop"]),
@@ -86,7 +91,10 @@ def test_the_list_of_commands_is_fixed():
         (["submit", "t128_6b", "--address", "http://127.0.0.1:1"], ["no Ray cluster answers at http://127.0.0.1:1"]),
         (["submit", "--address", "http://127.0.0.1:1"], ["which experiment or sweep?", "NAME", "depth_width"]),
         (["submit", "t128_6b", "--storage", "s3://KEY:SECRET@b/x"], ["is not a folder that nodes share"]),
-        (["experiment", "t128_6b", "--set", "train.checkpoint_dir=s3://b/x?region=a"], ["only a bucket and a path"]),
+        (
+            ["experiment", "t128_6b", "--scale", "laptop", "--set", "train.checkpoint_dir=s3://b/x?region=a"],
+            ["only a bucket and a path"],
+        ),
         (["settings", "--set", "train.steps=5"], ["which experiment has train.steps=5?"]),
         (["resume", ""], ["no run given", "RUN"]),
         (["resume", "**x"], ["no run '**x'"]),
@@ -99,8 +107,7 @@ def test_the_list_of_commands_is_fixed():
 def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, _, printed = call(*arguments)
-    assert code == 2
-    assert printed.startswith("error: ")
+    assert (code, printed[:7]) == (2, "error: ")
     assert "Traceback" not in printed
     for part in parts:
         assert part in printed, printed
@@ -117,16 +124,20 @@ def test_an_error_of_the_user_is_one_sentence_and_exit_code_2(arguments, parts, 
 def test_a_plan_is_for_the_cluster_of_ray_address(address, name, parts, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     code, _, printed = call("plan", name)
-    assert code == 2
-    assert printed.startswith("error: ")
+    assert (code, printed[:7]) == (2, "error: ")
     for part in parts:
         assert part in printed
 
 
-def test_a_plan_as_json_is_one_object_and_nothing_else(capfd):
-    plan = json.loads(gpipe_here(".", "plan", "transformer_103", "--cluster", "8x16GiB", "--format", "json"))
+def test_a_plan_as_json_is_one_object_and_nothing_else(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "SILENT_S", 0.01)
+    settings = ("--set", "pipeline.stages=2")
+    code, out, errors = call("plan", "transformer_3", "--cluster", "2x16GiB", "--format", "json", *settings)
+    assert code == 0, errors
+    assert "planning transformer_3, " in errors
     assert capfd.readouterr().out == ""
-    assert (plan["parameters"], plan["K"], sum(plan["cells"])) == (5_318_006_016, 8, 105)
+    plan, (layers, _) = json.loads(out), find("transformer_3").build()
+    assert (plan["parameters"], plan["K"], sum(plan["cells"])) == (count_parameters(layers), 2, len(layers))
     assert all(0 < stage["peak_bytes"] <= 16 * 2**30 for stage in plan["stages"])
     assert plan["hours"] == pytest.approx(plan["steps"] * plan["step_s"] / 3600)
 
@@ -137,17 +148,6 @@ def test_without_a_name_the_choices_are_listed(command, names, monkeypatch):
     printed = gpipe_here(".", command)
     for name in names:
         assert name in printed
-
-
-def test_the_list_has_the_papers_sizes_and_fits_80_columns_without_breaking_a_word(monkeypatch):
-    monkeypatch.setattr(cli.console, "width", 80)
-    printed = gpipe_here(".", "list").splitlines()
-    rows = {line.split()[0]: line.split()[1:] for line in printed if line[:1] == " " and line.split()}
-    assert rows["t128_6b"] == ["131", "6,040,979,968", "16", "8", "256", "4,000,000", "tokens"]
-    assert rows["t12_400m"][1] == "408,209,920"
-    assert rows.keys() >= experiments().keys()
-    assert all(len(line) <= 80 for line in printed)
-    assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(printed).split())
 
 
 def test_the_page_of_settings_is_what_the_program_prints():
@@ -175,53 +175,58 @@ def test_settings_of_an_experiment_have_its_values():
     assert "images.size" not in str(printed)
 
 
-def test_versions_are_printed_without_importing_what_they_are_of():
-    lines = printed_lines("--version", forbidden=("torch", "ray", "deepspeed"))
-    assert [line.split()[0] for line in lines] == ["gpipe-suite", "torch", "ray", "deepspeed", "Python"]
-    assert lines[-1] == f"Python {platform.python_version()}"
-    assert all(line.split()[1][0].isdigit() for line in lines), lines
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_gets_a_completion_script(shell):
-    script = "\n".join(printed_lines(_GPIPE_COMPLETE=f"source_{shell}"))
-    assert f"_GPIPE_COMPLETE=complete_{shell}" in script
-
-
-@pytest.mark.parametrize(
-    ("words", "completions"),
-    [
-        ("gpipe exp", ["experiment", "export"]),
-        ("gpipe experiment t1", ["t12_400m", "t128_6b"]),
-        ("gpipe experiment t128_6b --scale p", ["paper"]),
-    ],
-)
-def test_names_of_commands_and_experiments_are_completed(words, completions):
-    last = str(len(words.split()) - 1)
-    variables = {"COMP_WORDS": words, "COMP_CWORD": last, "_GPIPE_COMPLETE": "complete_bash"}
-    assert printed_lines(forbidden=("torch", "ray", "deepspeed"), **variables) == completions
-
-
 def test_the_names_that_are_known_without_torch_are_all():
     assert sorted(cli.experiment_names()) == sorted(experiments())
     assert tuple(SWEEPS) == cli.SWEEP_NAMES
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(f"{name} nosuch" for name in ("experiment", "plan", "settings", "check", "diff", "submit", "table", "sweep")),
-        *(f"{name} no/such" for name in ("resume", "checkpoints", "score", "generate", "export", "report --run")),
-        *("experiment", "plan", "report nosuch", "translate no/such --to de", "table breakdown --run no/such"),
-    ],
+LIBRARIES = ("ray", "deepspeed", "datasets", "transformers", "torch._dynamo")
+
+WRONG_NAMES = (
+    *(f"{name} nosuch" for name in ("experiment", "plan", "settings", "check", "diff", "submit", "table", "sweep")),
+    *(f"{name} no/such" for name in ("resume", "checkpoints", "score", "generate", "export", "report --run")),
+    *("experiment", "plan", "report nosuch", "translate no/such --to de", "table breakdown --run no/such"),
 )
-def test_a_wrong_name_is_told_without_torch(command):
-    code = (
-        f"import sys, launch.cli; sys.argv = ['gpipe', *{command.split()}]\n"
-        "try: launch.cli.main()\nexcept SystemExit as end: sys.exit(10 * ('torch' in sys.modules) + end.code)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr.count("\n"), done.stderr[:7]) == (2, 1, "error: "), done.stderr
+COMPLETIONS = {
+    "gpipe exp": ["experiment", "export"],
+    "gpipe experiment t1": ["t12_400m", "t128_6b"],
+    "gpipe experiment t128_6b --scale p": ["paper"],
+}
+
+
+def test_names_help_versions_and_completions_need_no_torch():
+    scripts = [{"_GPIPE_COMPLETE": f"source_{shell}"} for shell in ("bash", "zsh", "fish")]
+    asked = [
+        {"_GPIPE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        for words in COMPLETIONS
+    ]
+    commands = [*WRONG_NAMES, "--help", "table", "--version", *scripts, *asked]
+    answers = call_in_fresh_process(commands, ("torch", *LIBRARIES))
+    count = len(WRONG_NAMES)
+    for name, (code, out, errors) in zip(WRONG_NAMES, answers[:count], strict=True):
+        assert (code, out, errors[:7], errors.count("\n")) == (2, "", "error: ", 1), name
+    assert all(code == 0 and errors == "" for code, _, errors in answers[count:])
+    _, table, versions, *completed = (out.splitlines() for _, out, _ in answers[count:])
+    assert len(table) > len(TABLES)
+    assert [line.split()[0] for line in versions] == ["gpipe-suite", "torch", "ray", "deepspeed", "Python"]
+    assert versions[-1] == f"Python {platform.python_version()}"
+    assert all(line.split()[1][0].isdigit() for line in versions)
+    for shell, script in zip(("bash", "zsh", "fish"), completed[:3], strict=True):
+        assert f"_GPIPE_COMPLETE=complete_{shell}" in "\n".join(script)
+    assert completed[3:] == [*COMPLETIONS.values()]
+
+
+def test_the_list_has_the_papers_sizes_and_fits_80_columns_without_breaking_a_word():
+    """It and the list of runs import torch alone."""
+    (runs_code, *_), (code, out, errors) = call_in_fresh_process(["runs", "list"], LIBRARIES)
+    assert (runs_code, code, errors) == (0, 0, "")
+    printed = out.splitlines()
+    rows = {line.split()[0]: line.split()[1:] for line in printed if line[:1] == " " and line.split()}
+    assert rows["t128_6b"] == ["131", "6,040,979,968", "16", "8", "256", "4,000,000", "tokens"]
+    assert rows["t12_400m"][1] == "408,209,920"
+    assert rows.keys() >= experiments().keys()
+    assert all(len(line) <= 80 for line in printed)
+    assert {"(Helsinki-NLP/opus-100):", "(ILSVRC/imagenet-1k):"} <= set(" ".join(printed).split())
 
 
 def test_the_help_of_make_fits_a_screen():
@@ -229,17 +234,6 @@ def test_the_help_of_make_fits_a_screen():
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     assert 10 < len(lines) <= 24
     assert max(map(len, lines)) <= 80
-
-
-LIBRARIES = ("ray", "deepspeed", "datasets", "transformers", "torch._dynamo")
-
-
-@pytest.mark.parametrize(
-    ("command", "forbidden"),
-    [("--help", ("torch", *LIBRARIES)), ("table", ("torch", *LIBRARIES)), ("runs", LIBRARIES), ("list", LIBRARIES)],
-)
-def test_a_command_imports_no_library_that_it_does_not_need(command, forbidden):
-    assert printed_lines(command, forbidden=forbidden)
 
 
 def test_a_file_that_cannot_be_read_or_written_is_not_a_defect_of_the_suite(monkeypatch):

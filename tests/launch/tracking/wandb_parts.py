@@ -2,9 +2,13 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+READER = Path(find_spec("wandb").origin).parent / "bin/wandb-core"
+"""The program behind ``wandb leet inspect``, which first imports all of wandb."""
 
 
 @dataclass
@@ -28,10 +32,9 @@ def parts(folder):
 
 def read(store):
     """Returns one part."""
-    done = subprocess.run(
-        [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(store)], capture_output=True, text=True,
-        timeout=100, check=True,
-    )  # fmt: skip
+    (file,) = store.glob("*.wandb")
+    command = [READER, "leet", "inspect", "--no-observability", "--json", "--run-file", file, store.parent]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     entries = [json.loads(line) for line in done.stdout.splitlines()]
     (run,) = (entry["run"] for entry in entries if "run" in entry)
     summary = {}
