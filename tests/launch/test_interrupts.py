@@ -43,6 +43,7 @@ TRAINING = """
 import threading, time
 from launch import interrupts
 
+interrupts.UNWIND_S = 0.5
 interrupts.install()
 trains, asked = threading.Event(), threading.Event()
 try:

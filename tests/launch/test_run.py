@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -80,13 +81,12 @@ def test_what_workers_cannot_import_is_refused(function):
         run(function)
 
 
-def test_a_function_of_a_shell_is_refused():
-    shell = "def digits(): pass\nfrom launch import run\nrun(digits)"
-    done = subprocess.run(
-        [sys.executable, "-c", shell], cwd=Path(__file__).parents[2],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert "SettingError: digits is defined in a shell or a notebook; write it into a file" in done.stderr
+def test_a_function_of_a_shell_is_refused(monkeypatch):
+    shell = ModuleType("shell")  # as a shell's __main__, it has no file
+    monkeypatch.setitem(sys.modules, "shell", shell)
+    exec("def digits(): pass", shell.__dict__)
+    with pytest.raises(SettingError, match="digits is defined in a shell or a notebook; write it into a file"):
+        run(shell.digits)
 
 
 def test_an_unknown_launcher_is_refused():

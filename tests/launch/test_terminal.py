@@ -3,17 +3,15 @@
 import io
 import json
 import os
-import pty
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from rich.table import Table
 
 from experiments.report.page import Page, Section
+from launch import cli
 from launch.terminal import Terminal
 from launch.tracking.progress import Bar
+from tests.launch.command_line import gpipe_here
 
 TITLE, CLIPBOARD, RED, UP = "\x1b]0;title\x07", "\x1b]52;c;ZXZpbA==\x1b\\", "\x1b[31m", "\x1b[2A"
 
@@ -46,7 +44,7 @@ def test_a_table_for_a_file_is_as_wide_as_its_words():
     assert all(out.getvalue().count(word) == 2 for word in words)
 
 
-def test_runs_prints_no_escape_sequence_of_a_record(tmp_path):
+def test_runs_prints_no_escape_sequence_of_a_record(tmp_path, monkeypatch):
     run = tmp_path / "runs" / "t" / "1"
     run.mkdir(parents=True)
     (run / "experiment.toml").write_text('name = "t"\ntask = "translation"\nscale = "\\u001B]0;title\\u0007small"\n')
@@ -55,13 +53,9 @@ def test_runs_prints_no_escape_sequence_of_a_record(tmp_path):
         {"attempt": 1, "ended": 2.0, "outcome": "failed", "cause": f"cause{TITLE}", "message": f"cause{CLIPBOARD}"},
     ]
     (run / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in attempts))
-    parent, child = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.cli", "runs"], cwd=tmp_path, stdout=child, stderr=child, check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm"},
-    )  # fmt: skip
-    printed = os.read(parent, 10**5).decode()
-    assert done.returncode == 0, printed
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(cli.console, "_force_terminal", True)
+    printed = gpipe_here(tmp_path, "runs")
     assert "t/1 failed: cause" in printed
     assert "\x1b]" not in printed
 

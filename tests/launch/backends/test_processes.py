@@ -87,10 +87,9 @@ def test_a_worker_gets_the_data_libraries_of_its_driver(monkeypatch):
     ],
 )
 def test_the_first_failure_ends_all_workers_at_once(kind, error, message):
-    begin = time.monotonic()
+    """The other one would sleep for longer than until the deadline."""
     with pytest.raises(error, match=message):
-        run_processes(fail, 2, kind)
-    assert time.monotonic() - begin < 30
+        run_processes(fail, 2, kind, deadline_s=100.0)
 
 
 def test_a_deadline_ends_workers_that_do_not_finish():

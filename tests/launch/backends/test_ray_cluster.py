@@ -21,7 +21,13 @@ GPUS = {
 
 
 @pytest.fixture
-def backend(monkeypatch):
+def cancelled():
+    """The calls that were cancelled."""
+    return []
+
+
+@pytest.fixture
+def backend(monkeypatch, cancelled):
     """Returns a backend whose cluster has some of the GPUS."""
 
     def make(names):
@@ -36,12 +42,13 @@ def backend(monkeypatch):
         silent = {node: "no answer in 60 s" for node in asked if node.id == "silent"}
         return {node: GPUS[node.id] for node in asked if node not in silent}, silent
 
-    monkeypatch.setattr(ray_cluster, "start_on", lambda *_, **__: None)
+    monkeypatch.setattr(ray_cluster, "start_on", lambda node, *_, **__: f"call to {node}")
     monkeypatch.setattr(ray_cluster, "collect", collect)
+    monkeypatch.setattr(ray_cluster, "cancel", cancelled.append)
     return make
 
 
-def test_a_silent_node_is_left_out_and_named_and_a_cluster_of_silent_nodes_is_refused(backend):
+def test_a_silent_node_is_left_out_and_named_and_a_cluster_of_silent_nodes_is_refused(backend, cancelled):
     own = backend("ab")
     own._connection.nodes_.append(Node("silent", "node s", 0, 4))
     cluster = own.cluster()
@@ -51,6 +58,7 @@ def test_a_silent_node_is_left_out_and_named_and_a_cluster_of_silent_nodes_is_re
     own._connection.nodes_[:] = [Node("silent", "node s", 0, 4)]
     with pytest.raises(PlacementError, match="node node s gave no result: no answer in 60 s"):
         own.cluster()
+    assert cancelled == ["call to silent"] * 2
 
 
 def test_nodes_of_one_device_have_the_memory_of_the_smallest(backend):

@@ -1,7 +1,5 @@
 """What the doctor's facts and measurements mean, and what it does where there is no cluster."""
 
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -18,7 +16,7 @@ from launch.node_probe import pinned_versions
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.simulate import Link
-from tests.launch.command_line import call
+from tests.launch.command_line import refusal
 
 PATIENCE_S = 40.0
 FACTS = checks.NodeFacts(
@@ -228,13 +226,5 @@ def test_what_was_asked_wrongly_is_told_before_anything_is_done(address, storage
 
 
 def test_an_address_that_does_not_answer_is_one_sentence_and_exit_code_2(tmp_path):
-    code, out, errors = call("doctor", "--address", "127.0.0.1:9", folder=tmp_path)
-    assert code == 2, out + errors
-    assert "error: no Ray cluster answers at 127.0.0.1:9" in errors
-    assert "Traceback" not in errors
-
-
-def test_the_doctor_imports_ray_on_use_alone():
-    """Ray reads its variables, such as RAY_AUTH_MODE, when it is imported."""
-    code = "import sys, launch.diagnostics.command, launch.ray_nodes; sys.exit('ray' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    error = refusal("doctor", "--address", "127.0.0.1:9", folder=tmp_path)
+    assert error.startswith("error: no Ray cluster answers at 127.0.0.1:9")

@@ -62,14 +62,33 @@ def check(folder, name, *more):
     return call("check", f"{__file__}:{name}", *more, folder=folder)
 
 
-def test_a_right_model_is_the_same_in_each_shape_and_leaves_no_runs(tmp_path):
+def test_a_right_model_is_the_same_in_each_shape_and_leaves_no_runs(tmp_path, monkeypatch):
+    shapes = checking._shapes
+    monkeypatch.setattr(checking, "_shapes", lambda *given: (shapes(*given)[0][2::3], []))
     code, out, errors = check(tmp_path, "right", "--steps", "1")
     assert (code, errors) == (0, ""), out
     assert "  stages=2 schedule=zero_bubble remat=never: same to the bit, " in out
-    assert "  stages=2 schedule=fill_drain remat=always: same up to rounding; " in out
-    assert len(re.findall(r"^  .*: same ", out, re.M)) == 7
-    assert out.endswith("all 7 are the same training as plain PyTorch\n")
+    assert "  micro_batches=2 stages=2 schedule=1f1b replicas=2: same up to rounding; " in out
+    assert out.endswith("all 2 are the same training as plain PyTorch\n")
     assert not list(tmp_path.glob("runs/*")) + list(tmp_path.glob(".cache/short_runs/*"))
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "layers", "depends_on_split", "count", "left_out"),
+    [
+        (4, 5, False, 7, ""),
+        (4, 5, True, 6, "other micro-batches, because layers named above"),
+        (4, 3, False, 5, "stages=4, because the model has 3 layers"),
+        (4, 1, False, 3, "stages=4"),
+        (3, 5, False, 5, "replicas=2 and other micro-batches, because 3 cannot be halved"),
+    ],
+)
+def test_the_shapes_of_a_check_are_those_that_a_model_allows(micro_batches, layers, depends_on_split, count, left_out):
+    shapes, reasons = checking._shapes(micro_batches, layers, depends_on_split)
+    assert len({checking._label(shape, micro_batches) for shape in shapes}) == len(shapes) == count
+    assert all(shape.stages * shape.virtual_stages <= layers for shape in shapes)
+    assert left_out in "".join(reasons)
+    assert bool(left_out) == bool(reasons)
 
 
 def test_a_layer_that_mixes_rows_is_named_at_the_end(tmp_path, monkeypatch):
@@ -85,13 +104,12 @@ def test_a_layer_that_mixes_rows_is_named_at_the_end(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_a_sum_is_named_and_buffers_are_said_once(tmp_path, monkeypatch):
-    shapes = [PipelineSettings(stages=k, micro_batches=4) for k in (1, 2)]
-    monkeypatch.setattr(checking, "_shapes", lambda *_: ([*shapes], []))
+    monkeypatch.setattr(checking, "_shapes", lambda *_: ([PipelineSettings(stages=2, micro_batches=4)], []))
     code, out, _ = check(tmp_path, "summed_loss", "--steps", "1")
     assert code == 1, out
     result, question = out.splitlines()[-2:]
     assert result == (
-        "all 3 are the same training as plain PyTorch, but for 3 buffers (layer 2), which evaluation may use"
+        "all 2 are the same training as plain PyTorch, but for 3 buffers (layer 2), which evaluation may use"
     )
     assert re.fullmatch(
         r"is this meant\? layer 4: Linear ends in a loss that is no mean over rows: its sums are [\d.]+ for 2 rows, "
@@ -162,12 +180,10 @@ def test_what_a_model_lacks_in_one_process_is_said_with_numbers(monkeypatch, kin
     plain_training.check_fits(find("t128_6b"))
 
 
-@pytest.mark.parametrize(("gpus", "devices", "gib"), [(1, 4, 20), (2, 4, 40), (3, 6, 40), (8, 8, 80)])
-def test_the_workers_of_a_check_share_gpus_of_which_there_are_fewer(monkeypatch, gpus, devices, gib):
-    monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(gpus, 80 << 30, "gpu", name="H100"))
-    assert short_training.shared_devices() == Cluster(devices, gib << 30, "gpu", name="H100")
-
-
-def test_cores_are_shared_as_ever(monkeypatch):
-    monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(2, 8 << 30, "cpu"))
-    assert short_training.shared_devices() == Cluster(2, 8 << 30, "cpu")
+@pytest.mark.parametrize(
+    ("kind", "there", "devices", "gib"),
+    [("gpu", 1, 4, 20), ("gpu", 2, 4, 40), ("gpu", 3, 6, 40), ("gpu", 8, 8, 80), ("cpu", 2, 2, 80)],
+)
+def test_the_workers_of_a_check_share_gpus_of_which_there_are_fewer(monkeypatch, kind, there, devices, gib):
+    monkeypatch.setattr(short_training, "this_machine", lambda: Cluster(there, 80 << 30, kind))
+    assert short_training.shared_devices() == Cluster(devices, gib << 30, kind)

@@ -29,13 +29,13 @@ def wide(layers=40):
 @pytest.mark.parametrize(
     "settings",
     [
-        "train.steps=200 train.validate_every=50 train.patience=3 train.profile_steps=20",
-        "train.steps=200 optimizer.lr_decay=wsd optimizer.warmup_steps=40 optimizer.lr_decay_steps=20",
-        "train.steps=200 optimizer.lr_decay=cosine optimizer.lr_decay_steps=150 train.threads=2",
+        "train.validate_every=50 train.patience=3 train.profile_steps=20",
+        "optimizer.lr_decay=wsd optimizer.warmup_steps=40 optimizer.lr_decay_steps=20",
+        "optimizer.lr_decay=cosine optimizer.lr_decay_steps=150 train.threads=2",
     ],
 )
 def test_what_a_long_run_sets_keeps_no_short_one_from_training(settings):
-    name = f"{__file__}:wide"
+    name, settings = f"{__file__}:wide", f"train.steps=200 {settings}"
     short, _ = short_training.ShortTraining(name, "auto", 2, settings).resolved()
     assert (short.train.steps, short.train.patience, short.train.threads) == (2, None, 1)
     assert short.optimizer == find_custom(name).with_settings(settings).optimizer, "the rates are those of the long run"
@@ -54,15 +54,12 @@ def machine(monkeypatch):
     return set_memory
 
 
-def test_what_a_pipeline_lacks_is_said_if_it_is_memory(machine):
+def test_what_a_pipeline_lacks_is_said_if_it_is_memory_and_not_a_fault_that_no_memory_helps(machine):
     machine(42)
     experiment = find_custom(f"{__file__}:wide")
     assert re.search(r"needs 0\.0\d GiB", short_training.memory_fault(experiment.with_pipeline(TWO)))
     machine(200)
     assert short_training.memory_fault(experiment.with_pipeline(TWO)) == ""
-
-
-def test_a_fault_that_no_memory_helps_is_none_of_memory(machine):
     machine(24)
     too_many = find_custom(f"{__file__}:wide").with_pipeline(PipelineSettings(micro_batches=9))
     assert "9 micro-batches" in short_training._fault(too_many, short_training.shared_devices())

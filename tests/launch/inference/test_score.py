@@ -6,7 +6,6 @@ import random
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -169,13 +168,11 @@ def test_only_scoring_asks_for_the_test_pairs():
 def test_a_run_in_use_by_another_process_is_rejected(scored, verb):
     """Another process holds the lock; the files of the run do not change."""
     run = find_run("made")
-    name = {"score": "lock", "export": "export.lock"}[verb]
-    path = str(run.path / name)
-    use = {
-        "score": partial(score_run, run, ScoreSettings(beam=1, max_pairs=2), QUIET),
-        "export": partial(export, "made", QUIET),
+    path, use = {
+        "score": (run.path / "lock", lambda: score_run(run, ScoreSettings(beam=1, max_pairs=2), QUIET)),
+        "export": (run.path / "export.lock", lambda: export("made", QUIET)),
     }[verb]
-    hold = f"import filelock; lock = filelock.FileLock({path!r}); lock.acquire(); print(flush=True); input()"
+    hold = f"import filelock; lock = filelock.FileLock({str(path)!r}); lock.acquire(); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
         before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path.is_file()}

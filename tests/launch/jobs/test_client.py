@@ -37,7 +37,7 @@ def dashboard(monkeypatch, tmp_path):
             Dashboard.code, Dashboard.text = code, text
             return f"http://127.0.0.1:{server.server_port}"
 
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield answering
         server.shutdown()

@@ -15,6 +15,7 @@ from launch.jobs.package import copy_checkout
 from launch.jobs.submit import JobCommand, JobRequest, _check_names, job_command, send
 from launch.node_probe import pinned_versions
 from suite.errors import SettingError, SuiteError
+from tests.launch.test_run import OWN
 
 
 def test_a_job_runs_the_same_command_as_a_local_run():
@@ -47,7 +48,7 @@ def test_a_job_gets_a_file_from_anywhere_with_what_it_imports(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts/__init__.py").touch()
     (tmp_path / "other.py").touch()
-    (tmp_path / "parts/helper.py").write_text((ROOT / "examples/digits.py").read_text() + "\ntext = digits\n")
+    (tmp_path / "parts/helper.py").write_text(OWN.replace("def small", "def text"))
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/key.py").touch()
     (tmp_path / "key.py").symlink_to("elsewhere/key.py")
@@ -119,20 +120,20 @@ def test_a_port_without_a_dashboard_is_recognised():
     assert is_dashboard(f"http://{address}")
 
 
-@pytest.mark.parametrize(("node", "part"), [(None, "could not be started: no room"), ("ab", "was lost.*no room")])
-def test_a_job_without_an_exit_code_never_started_or_lost_its_supervisor(node, part):
+@pytest.mark.parametrize(
+    ("node", "code", "part"),
+    [
+        (None, None, "could not be started: no room"),
+        ("ab", None, "was lost.*no room"),
+        ("ab", -9, r"job j ended early: its process was killed \(signal 9\); .*resume its run"),
+    ],
+)
+def test_the_end_of_a_job_that_never_started_lost_its_supervisor_or_was_killed_is_one_sentence(node, code, part):
     details = JobDetails(
-        type="SUBMISSION", submission_id="j", status="FAILED", entrypoint="x", message="no room", driver_node_id=node
+        type="SUBMISSION", submission_id="j", status="FAILED", entrypoint="x", message="no room", driver_node_id=node,
+        driver_exit_code=code,
     )  # fmt: skip
     with pytest.raises(JobError, match=part):
-        report_end(details, Console())
-
-
-def test_a_job_whose_driver_is_killed_is_one_sentence():
-    details = JobDetails(
-        type="SUBMISSION", submission_id="j", status="FAILED", entrypoint="x", driver_exit_code=-9, driver_node_id="a"
-    )
-    with pytest.raises(JobError, match=r"job j ended early: its process was killed \(signal 9\); .*resume its run"):
         report_end(details, Console())
 
 

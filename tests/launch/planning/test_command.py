@@ -26,15 +26,15 @@ def test_a_folder_that_does_not_exist_is_refused_before_planning(name, setting):
 
 
 def test_the_fastest_settings_are_a_plan_a_table_and_what_to_type(capsys):
-    asked = "transformer_3", "4xH100", "auto", "pipeline.replicas=1"
+    asked = "transformer_1", "2xH100", "auto", "pipeline.replicas=1"
     print_plan(*asked, "text", True, Console(width=200))
     printed = capsys.readouterr().out
-    assert "\nplan of transformer_3 on 4 H100" in "\n" + printed
+    assert "\nplan of transformer_1 on 2 H100" in "\n" + printed
     (settings,) = re.findall(r'the settings of the first: --set "(.*)"', printed)
     assert "pipeline.replicas=1" in settings
     print_plan(*asked, "json", True, Console())
     records = json.loads(capsys.readouterr().out)
-    table = printed.partition("the fastest plans of transformer_3")[2].splitlines()[2:-1]
+    table = printed.partition("the fastest plans of transformer_1")[2].splitlines()[2:-1]
     assert [row.split()[:3] for row in table] == [[str(record[name]) for name in "KRM"] for record in records]
     assert records[0]["settings"]
     assert set(records[0]["settings"].split()) <= set(settings.split())

@@ -11,12 +11,12 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from experiments.registry import find
 from experiments.sweeps.registry import SWEEPS
-from launch.runs.store import RUNS, RunFolder
+from launch.runs.store import RUNS, RunFolder, run_lock
 from launch.sweeps.command import report
 from launch.sweeps.tasks import tasks_of
 from launch.watching import run_listing
 from launch.watching.run_listing import print_runs
-from tests.launch.command_line import call
+from tests.launch.command_line import call, refusal
 
 NOT_UTF8 = b'{"step": 2, "train/loss": "\xff\xfe"}\n'
 
@@ -63,7 +63,7 @@ def test_of_many_runs_the_newest_are_read(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "content"), CASES)
-def test_a_damaged_file_is_one_bad_row_and_its_reason(name, content):
+def test_a_damaged_file_is_one_bad_row_and_its_reason_and_a_resume_names_it(name, content):
     make_run("good")
     (make_run("bad").path / name).write_bytes(content)
     shown = listed()
@@ -71,6 +71,8 @@ def test_a_damaged_file_is_one_bad_row_and_its_reason(name, content):
     assert re.search(r"t12_400m/bad +\S+ +damaged ", shown)
     assert re.search(rf"t12_400m/bad is damaged: \S+{name} is damaged: .*; ", shown)
     assert f"{name} is damaged" in listed("bad")
+    said = refusal("resume", "bad", "--launcher", "local")
+    assert re.search(rf"{name} is damaged: .*; (restore it|delete it)", said)
 
 
 @pytest.mark.parametrize("line", [b'{"attempt": 1, "outcome": "\xff"}', b"5", b"{}", b"\0\0\0\0", b'{"attempt": null}'])
@@ -86,34 +88,37 @@ def test_a_bad_line_of_the_attempts_is_left_out(line):
     assert ": finished" in listed("one")
 
 
+def test_of_a_run_that_trains_the_logs_can_be_followed():
+    with run_lock(make_run("one").path):
+        told = listed("one")
+    assert "t12_400m/one: training" in told
+    assert "    tail -f runs/t12_400m/one/logs/stage-*.log" in told
+
+
+def test_a_page_of_what_is_no_run_is_refused():
+    make_run("one")
+    (RUNS / "begun").mkdir()
+    assert "runs/begun has no experiment.toml: no run started there" in refusal("report", "--run", "runs/begun")
+    assert "gpipe runs lists all 1" in refusal("report", "--run", "nothing")
+    assert "no run is called 't13'; gpipe runs lists all 1" in refusal("runs", "t13")
+
+
 def test_a_bad_line_of_the_metrics_is_left_out():
     run = make_run("one")
     run.metrics.write_bytes(run.metrics.read_bytes() + NOT_UTF8 + b"null\n")
     assert re.search(r"t12_400m/one +\S+ +interrupted +2/", listed())
 
 
-@pytest.mark.parametrize(("name", "content"), CASES)
-def test_a_resume_names_the_damaged_file(name, content):
-    (make_run("bad").path / name).write_bytes(content)
-    code, out, errors = call("resume", "bad", "--launcher", "local")
-    assert code == 2
-    assert re.search(rf"{name} is damaged: .*; (restore it|delete it)", out + errors)
-
-
 def test_a_resume_names_the_damaged_line_of_the_metrics():
     run = make_run("bad")
     run.metrics.write_bytes(NOT_UTF8 + run.metrics.read_bytes())
-    code, _, errors = call("resume", "bad", "--launcher", "local")
-    assert code == 2
-    assert re.search(r"line 1 of \S+metrics.jsonl is damaged; .*sed -i 1d \S+metrics.jsonl", errors)
-    assert "Traceback" not in errors
+    said = refusal("resume", "bad", "--launcher", "local")
+    assert re.search(r"line 1 of \S+metrics.jsonl is damaged; .*sed -i 1d \S+metrics.jsonl", said)
 
 
 def test_the_page_of_a_damaged_run_is_one_sentence():
     make_run("bad").record.write_text("")
-    code, _, errors = call("report", "--run", "bad")
-    assert (code, errors.count("\n")) == (2, 1)
-    assert "record.json is damaged" in errors
+    assert "record.json is damaged" in refusal("report", "--run", "bad")
 
 
 def test_a_sweep_names_the_damaged_files_of_its_members():

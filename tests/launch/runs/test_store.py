@@ -22,29 +22,18 @@ def test_two_runs_in_one_second_get_folders_of_their_own():
     assert len({make("t12_400m").path for _ in range(3)}) == 3
 
 
-def test_a_run_is_found_by_path_by_name_and_id_and_by_id():
+def test_a_run_is_found_by_path_by_name_and_id_by_id_and_by_a_folder_of_one_run():
+    with pytest.raises(SettingError, match="there are no runs"):
+        runs.find_run("x")
     run = make("t12_400m")
-    for asked in (str(run.path), f"t12_400m/{run.path.name}", run.path.name, f"runs/t12_400m/{run.path.name}/"):
+    name = f"t12_400m/{run.path.name}"
+    for asked in (str(run.path), name, run.path.name, f"runs/{name}/", "t12_400m", "runs/t12_400m"):
         assert runs.find_run(asked) == run
-
-
-def test_an_unknown_run_names_the_nearest():
-    run = make("t12_400m")
-    with pytest.raises(SettingError, match=f"did you mean t12_400m/{run.path.name}"):
-        runs.find_run(f"t12_400m/{run.path.name[:-1]}")
-
-
-def test_a_folder_with_one_run_stands_for_it():
-    run = make("t12_400m")
-    assert runs.find_run("t12_400m") == runs.find_run("runs/t12_400m") == run
+    with pytest.raises(SettingError, match=f"did you mean {name}"):
+        runs.find_run(name[:-1])
     make("t12_400m")
     with pytest.raises(SettingError, match="holds 2 runs; choose one of them"):
         runs.find_run("t12_400m")
-
-
-def test_without_any_run_the_error_says_so():
-    with pytest.raises(SettingError, match="there are no runs"):
-        runs.find_run("x")
 
 
 def test_resume_and_sync_commands_are_for_the_submitting_machine(monkeypatch):

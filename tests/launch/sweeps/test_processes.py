@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -90,26 +91,28 @@ def test_members_run_concurrently_on_gpus_of_their_own_and_their_errors_are_name
     assert len(list(tmp_path.glob("*.log"))) == 2
 
 
+def sweep_of_one_member(folder):
+    """A sweep's process: starts one member, and goes on."""
+    os.chdir(folder)
+    sys.executable = str(folder / "member")
+    task = SimpleNamespace(log=Path("log"), arguments=lambda launcher: [])
+    Path("pid").write_text(str(MemberProcess(task, "local", {})._process.pid))
+    time.sleep(60)
+
+
 def test_a_member_is_interrupted_when_its_sweep_is_killed(tmp_path):
-    """The sweep is a process that starts one member, a shell's sleep."""
-    program = (
-        "import sys, time; from pathlib import Path; from types import SimpleNamespace as Space\n"
-        "from launch.sweeps.devices import MemberProcess\n"
-        "task = Space(log=Path('log'), arguments=lambda launcher: [])\n"
-        "sys.executable = sys.argv[1]; print(MemberProcess(task, 'local', {})._process.pid, flush=True)\n"
-        "time.sleep(60)\n"
-    )
+    """Its one member is a shell's sleep."""
     member = tmp_path / "member"
-    member.write_text("#!/bin/sh\ntrap 'echo interrupted; exit 130' TERM\nwhile :; do sleep 0.05; done\n")
+    member.write_text("#!/bin/sh\ntrap 'echo interrupted; exit 130' TERM\necho ready\nwhile :; do sleep 0.05; done\n")
     member.chmod(0o755)
-    sweep = subprocess.Popen([sys.executable, "-c", program, str(member)], cwd=tmp_path, stdout=subprocess.PIPE,
-                             text=True, env=environment())  # fmt: skip
-    pid = int(sweep.stdout.readline())
-    wait_for(lambda: "member" in " ".join(psutil.Process(pid).cmdline()))
-    time.sleep(0.3)  # the shell reads its trap
+    sweep = multiprocessing.get_context("fork").Process(target=sweep_of_one_member, args=(tmp_path,))
+    sweep.start()
+    log = tmp_path / "log"
+    wait_for(lambda: log.exists() and "ready" in log.read_text())
+    pid = int(wait_for((tmp_path / "pid").read_text))
     sweep.kill()
-    sweep.wait()
-    wait_for(lambda: "interrupted" in (tmp_path / "log").read_text())
+    sweep.join()
+    wait_for(lambda: "interrupted" in log.read_text())
     wait_for(lambda: not psutil.pid_exists(pid))
 
 

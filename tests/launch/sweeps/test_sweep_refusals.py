@@ -39,19 +39,17 @@ def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
         tasks_of(member, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, monkeypatch, cache):
+    monkeypatch.chdir(tmp_path)
+    Path(".cache").symlink_to(cache)
+    for changed, message in (
         ({"counts": (50, 99_999)}, r"nl-99999-alone-.*asks for 99,999 pairs of nl, and django has \d+ of at most 16"),
         ({"relatives": ("xx",)}, r"corpus_languages has xx, which is not one of the \d+"),
-    ],
-)
-def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, monkeypatch, changed, message):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(RULES, "tiny", replace(RULES["tiny"], **changed))
-    with pytest.raises(SettingError, match=message):
-        sweep("low_resource", "tiny", "local", Console(quiet=True))
-    assert not (tmp_path / "runs").exists()
+    ):
+        monkeypatch.setitem(RULES, "tiny", replace(RULES["tiny"], **changed))
+        with pytest.raises(SettingError, match=message):
+            sweep("low_resource", "tiny", "local", Console(quiet=True))
+        assert not Path("runs").exists()
 
 
 def test_a_member_has_one_thread_per_stage_on_cores_that_members_share():

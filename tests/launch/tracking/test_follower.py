@@ -15,6 +15,15 @@ def follower(run, steps, out, *on_step, **train):
     return Follower(run, find("t12_400m").with_settings(settings), Console(file=out, width=200), *on_step)
 
 
+def step(number, **more):
+    return {"step": number, "train/loss": 8.0 - number, "throughput/step_s": 2.0, **more}
+
+
+def write(run, *lines):
+    """Writes the lines of the metrics."""
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def test_a_tail_returns_complete_lines_once_and_restarts_if_the_file_is_rewritten(tmp_path):
     path = tmp_path / "file"
     tail = LogTail(path)
@@ -33,12 +42,8 @@ def test_step_loss_speed_and_time_left_are_shown_and_messages_pass_through(tmp_p
     steps = []
     with follower(run, 4, out, lambda *step: steps.append(step)):
         run.messages.write_text("a word\n")
-        lines = [
-            {"step": s, "train/loss": 8.0 - s, "throughput/tokens_per_s": 1234.0, "throughput/step_s": 2.0}
-            for s in (1, 2)
-        ]
-        lines.append({"step": 2, "valid/nll": 7.5, "valid/seconds": 1.0})
-        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rates = {"throughput/tokens_per_s": 1234.0}
+        write(run, step(1, **rates), step(2, **rates), {"step": 2, "valid/nll": 7.5, "valid/seconds": 1.0})
     shown = out.getvalue().splitlines()
     assert "a word" in shown
     assert steps == [(1, 2.0), (2, 2.0)]
@@ -49,17 +54,16 @@ def test_a_message_about_a_step_follows_its_line(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
     with follower(run, 2, out, log_every=1):
         run.messages.write_text("10:00:00 resumed at step 0\n10:00:01 step 1: the loss rose from 1.000 to 7.000\n")
-        run.metrics.write_text(json.dumps({"step": 1, "train/loss": 7.0, "throughput/step_s": 2.0}) + "\n")
-    before, step, after = out.getvalue().splitlines()
-    assert (before[-6:], step[:8], after[9:16]) == ("step 0", "step 1/2", "step 1:")
+        write(run, step(1))
+    before, line, after = out.getvalue().splitlines()
+    assert (before[-6:], line[:8], after[9:16]) == ("step 0", "step 1/2", "step 1:")
 
 
 def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
     with follower(run, 6, out, log_every=2):
-        lines = [{"step": s, "train/loss": 8.0 - s, "throughput/step_s": 2.0} for s in range(1, 6)]
-        lines.insert(3, {"step": 3, "valid/nll": 7.5, "valid/nll/de": 7.0, "valid/seconds": 1.25})
-        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        validation = {"step": 3, "valid/nll": 7.5, "valid/nll/de": 7.0, "valid/seconds": 1.25}
+        write(run, *map(step, (1, 2, 3)), validation, *map(step, (4, 5)))
     assert out.getvalue().splitlines() == [
         "step 2/6  loss 6.000  0:08 left",
         "step 3: validation nll 7.5000 (1.2 s)",
@@ -70,18 +74,15 @@ def test_every_due_step_is_shown_and_each_validation_without_its_languages(tmp_p
 def test_the_time_left_counts_the_validations_to_come_as_long_as_the_last_one(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
     with follower(run, 10, out, log_every=1, validate_every=4):
-        lines = [{"step": s, "train/loss": 8.0, "throughput/step_s": 2.0} for s in (3, 4, 5, 8)]
-        lines.insert(2, {"step": 4, "valid/nll": 7.5, "valid/seconds": 60.0})
-        run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        write(run, step(3), step(4), {"step": 4, "valid/nll": 7.5, "valid/seconds": 60.0}, step(5), step(8))
     left = [line.rpartition("  ")[2] for line in out.getvalue().splitlines() if "loss" in line]
     assert left == ["0:14 left", "0:12 left", "2:10 left", "1:04 left"]  # none was timed before step 4's
 
 
 def test_a_resumed_run_does_not_print_its_earlier_steps_and_validations_again(tmp_path):
     run, out = RunFolder(tmp_path), io.StringIO()
-    step = [json.dumps({"step": s, "train/loss": 8.0 - s, "throughput/step_s": 2.0}) + "\n" for s in range(1, 5)]
-    validation = json.dumps({"step": 2, "valid/nll": 7.5}) + "\n"
-    run.metrics.write_text("".join([*step[:2], validation, *step[2:]]))
+    earlier = step(1), step(2), {"step": 2, "valid/nll": 7.5}
+    write(run, *earlier, step(3), step(4))
     with follower(run, 6, out, log_every=1):
-        run.metrics.write_text("".join([*step[:2], validation, step[2]]))
+        write(run, *earlier, step(3))
     assert out.getvalue().splitlines() == ["step 3/6  loss 5.000  0:06 left"]

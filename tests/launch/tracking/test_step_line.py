@@ -16,11 +16,22 @@ def step_line(values, steps, unit, width=WIDTH):
     return headed(values["step"], steps, figures(values, steps, unit), width)
 
 
-def test_all_figures_of_a_step_with_room_for_them():
-    assert step_line(VALUES, 1000, "tokens", width=200) == (
-        "step 300/1000  loss 4.213  grad 0.871  lr 0.00042  1,234 tokens/s  617/device  21.3 GFLOP/s  MFU 29.1%  "
-        "HFU 35.2%  1.23 GiB  1:10 left"
-    )
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {},
+            "step 300/1000  loss 4.213  grad 0.871  lr 0.00042  1,234 tokens/s  617/device  21.3 GFLOP/s  MFU 29.1%  "
+            "HFU 35.2%  1.23 GiB  1:10 left",
+        ),
+        ({"train/loss": None, "train/grad_norm": None}, "loss not finite  grad not finite"),
+        ({"throughput/tflops_per_device": 412.3}, "412 TFLOP/s"),
+        ({"throughput/step_s": 60.0}, "11:40:00 left"),
+        ({"throughput/hfu": VALUES["throughput/mfu"]}, "MFU 29.1%  1.23 GiB"),  # nothing was recomputed
+    ],
+)
+def test_all_figures_of_a_step_with_room_for_them(changed, expected):
+    assert expected in step_line(VALUES | changed, 1000, "tokens", width=200)
 
 
 def test_a_line_has_a_hundred_columns_at_most_and_leaves_out_the_least_important_first():
@@ -33,20 +44,6 @@ def test_a_line_has_a_hundred_columns_at_most_and_leaves_out_the_least_important
     assert fitted(figures(VALUES, 1000, "tokens"), 1) == "loss 4.213"
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({"train/loss": None, "train/grad_norm": None}, "loss not finite  grad not finite"),
-        ({"throughput/tflops_per_device": 412.3}, "412 TFLOP/s"),
-        ({"throughput/step_s": 60.0}, "11:40:00 left"),
-    ],
-)
-def test_numbers_that_are_not_finite_large_rates_and_long_runs(changed, expected):
-    assert expected in step_line(VALUES | changed, 1000, "tokens", width=200)
-
-
 def test_no_figure_is_made_up():
     alone = {"step": 3, "train/loss": 2.0, "throughput/rows_per_s": 10.0, "throughput/rows_per_s_per_device": 10.0}
     assert step_line(alone, 4, "rows") == "step 3/4  loss 2.000  10 rows/s  0:00 left"
-    nothing_recomputed = VALUES | {"throughput/hfu": VALUES["throughput/mfu"]}
-    assert "HFU" not in step_line(nothing_recomputed, 1000, "tokens", width=200)

@@ -4,20 +4,17 @@ import http.server
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 
 import filelock
 import pytest
-from rich.console import Console
 
 from launch.runs.store import RunFolder
 from launch.tracking import wandb_sync
 from suite.settings import TrackingSettings
 from suite.training.wandb_run import Identity, Wandb
-from tests.launch.command_line import environment
+from tests.launch.command_line import call
 from tests.marks import slow_but_for
 
 WITH_KEY = {"WANDB_API_KEY": 40 * "0"}
@@ -38,13 +35,16 @@ def place(tmp_path):
 
 
 def synced(folder, *arguments, **variables):
-    """Returns the exit code of ``gpipe sync`` and its output."""
-    surroundings = environment() | {"HOME": str(folder), "WANDB_API_KEY": ""} | variables
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.cli", "sync", *arguments], cwd=folder, env=surroundings, capture_output=True,
-        text=True, timeout=100, check=False,
-    )  # fmt: skip
-    return done.returncode, " ".join((done.stdout + done.stderr).split())
+    """Returns the exit code of ``gpipe sync`` and its output; wandb reads its settings as in a new process."""
+    import wandb
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"HOME": str(folder), "WANDB_API_KEY": "", **variables}.items():
+            patch.setenv(name, value)
+        wandb.teardown()
+        code, out, errors = call("sync", *arguments, folder=folder)
+        wandb.teardown()
+    return code, " ".join((out + errors).split())
 
 
 def closed():
@@ -54,7 +54,6 @@ def closed():
         return f"http://127.0.0.1:{one.getsockname()[1]}"
 
 
-@pytest.mark.slow
 def test_a_missing_key_and_an_unreachable_server_are_reported(place):
     code, said = synced(place, WANDB_BASE_URL="http://wandb.example.org")
     assert code == 2
@@ -69,13 +68,8 @@ def test_a_missing_key_and_an_unreachable_server_are_reported(place):
     assert said.startswith("error: wandb's server does not answer in 10 s, or WANDB_BASE_URL is no URL")
 
 
-def test_a_run_without_offline_parts_has_nothing_to_upload(place, monkeypatch, capsys):
-    monkeypatch.chdir(place)
-    wandb_sync.sync("t24/2", Console(soft_wrap=True))
-    assert capsys.readouterr().out == "nothing to upload for run t24/2\n"
-
-
 def test_parts_that_wandb_has_marked_are_not_uploaded_again(place):
+    assert synced(place, "t24/2") == (0, "nothing to upload for run t24/2")
     run = RunFolder(place / "runs" / "t12" / "1")
     first, second = wandb_sync.unsynced_parts(run)
     assert first.parent.name < second.parent.name
@@ -157,7 +151,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     """A fake wandb server on this machine."""
     with Server() as one:
-        thread = threading.Thread(target=one.serve_forever)
+        thread = threading.Thread(target=one.serve_forever, args=(0.01,))
         thread.start()
         yield one
         one.shutdown()
@@ -176,22 +170,6 @@ def recorded(run, id, *parts):
         tracker.finish({})
         if steps is not parts[-1]:
             time.sleep(1.1)  # wandb names a part by the second
-
-
-@pytest.mark.slow
-def test_wandb_alone_does_not_upload_a_killed_and_resumed_run(tmp_path, server):
-    """Why ``make sync`` stays. Once this fails, ``wandb sync`` replaces it."""
-    run = tmp_path / "runs" / "t12" / "1"
-    recorded(run, "one", list(range(1, 31)), [31, 32])
-    first, second = sorted(run.glob("wandb/offline-run-*/*.wandb"))
-    os.truncate(first, 3000)
-    there = environment() | {"HOME": str(tmp_path), "WANDB_BASE_URL": server.address, **WITH_KEY}
-    command = [sys.executable, "-m", "wandb", "sync", str(first.parent), str(second.parent)]
-    for _ in range(2):
-        subprocess.run(command, cwd=tmp_path, env=there, capture_output=True, timeout=100, check=True)
-    steps = server.steps["one"]
-    assert len(set(steps)) < len(steps)
-    assert 32 not in steps
 
 
 @pytest.mark.parametrize("kept", slow_but_for([3000], [7, 3000]))  # wandb's header alone, some of the steps

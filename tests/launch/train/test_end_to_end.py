@@ -2,17 +2,19 @@
 
 import json
 import re
+import shutil
 from collections import Counter
 
 import filelock
 import pytest
 
 from experiments.base.cluster import Cluster
+from launch.runs.store import RunFolder
 from suite.errors import SuiteError
 from suite.pipeline.planning.devices import DEVICES
 from suite.training.jsonl import read_lines
 from suite.training.metrics import read_steps
-from tests.launch.command_line import SMALL, call, gpipe_at_once, gpipe_here, losses, only_run
+from tests.launch.command_line import SMALL, call, gpipe_at_once, gpipe_here, losses, only_run, refusal
 from tests.launch.tracking.wandb_parts import parts
 
 
@@ -95,6 +97,44 @@ def test_a_run_writes_a_trace_and_its_plot(through_ray):
     assert re.match(r"wall time: .*planning .*, start of the workers .*, training .*", done[2])
 
 
+def test_a_run_writes_its_page_which_needs_no_other_file_and_says_how_the_run_went(through_ray):
+    folder, printed = through_ray
+    run = RunFolder(only_run(folder))
+    assert f"report: {run.report}" in printed
+    page = run.report.read_text()
+    for text in ("<script", "<link", "@import", "src=", 'href="http', "url(http", "<image"):
+        assert text not in page, text
+    links = set(re.findall(r'<a href="([^"]+)"', page))
+    assert links >= {"metrics.jsonl", "record.json", "attempts.jsonl", "logs/stage-0-1.log", "checkpoints/00000006/"}
+    assert all((run.path / link).exists() for link in links)
+    record, plan = (json.loads(path.read_text()) for path in (run.record, run.plan_json))
+    facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
+    assert (facts["state"], facts["step"], facts["K x R, M"]) == ("finished", "6 of 6", "2 x 1, 3")
+    assert facts["loss"] == f"{record['loss_last']:.4f}"
+    assert facts["validation nll"] == f"{record['valid_nll']:.4f}"
+    assert all(f">{stage['first_layer']}-{stage['last_layer']}</td>" in page for stage in plan["stages"])
+    assert "train.batch_tokens" in page  # shrunk by the scale
+    assert page.count("<svg") >= 6
+    timeline = page[page.index("Timeline of a step") :]
+    assert all(f">{name}</text>" in timeline for name in ("F0", "B2", "stage 1"))
+    assert "simulated: " in timeline
+
+
+def test_a_run_is_told_with_the_commands_that_make_sense(through_ray, tmp_path):
+    folder, _ = through_ray
+    run = only_run(folder)
+    told = gpipe_here(folder, "runs", run.name)
+    for part in (f"{run.name}: finished", "step 6/6", "checkpoints of steps 3, 6"):
+        assert part in told
+    for verb in ("report --run", "score", "export"):
+        assert f"gpipe {verb} t24_1_3b_wide/{run.name}" in told
+    assert f'gpipe translate t24_1_3b_wide/{run.name} --to de "' in told
+    shutil.copytree(run, tmp_path / "runs/t24_1_3b_wide/italian")
+    text = (run / "experiment.toml").read_text().replace("[text]\n", '[text]\nlanguages = ["it"]\n')
+    (tmp_path / "runs/t24_1_3b_wide/italian/experiment.toml").write_text(text)
+    assert 'gpipe translate t24_1_3b_wide/italian --to it "' in gpipe_here(tmp_path, "runs", "italian")
+
+
 class StartedError(SuiteError):
     """Raised where workers would be started."""
 
@@ -148,6 +188,7 @@ def test_wandb_reads_the_run_back(through_ray):
     assert set(trained.run["tags"]) == {"laptop", "django", plan["schedule"], "K=2", "M=3", "R=1"}
     assert "run_group" not in trained.run  # it is of no sweep
     assert trained.config["train"]["steps"] == 6
+    assert trained.config["model"]["blocks_per_stack"] == 2
     assert trained.config["plan"] == {
         "cells": plan["cells"],
         "schedule": plan["schedule"],
@@ -183,9 +224,7 @@ def test_wandb_reads_the_run_back(through_ray):
 def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(through_ray):
     folder, _ = through_ray
     run = only_run(folder)
-    code, _, said = call("resume", run.name, "--launcher", "local", folder=folder)
-    assert code == 2
-    assert "has finished all 6 steps" in said
+    assert "has finished all 6 steps" in refusal("resume", run.name, "--launcher", "local", folder=folder)
     before = losses(run)
     longer = "train.steps=8 pipeline.stages=1 pipeline.replicas=2"
     printed = gpipe_here(folder, "resume", run.name, "--launcher", "local", "--set", longer)
@@ -195,22 +234,20 @@ def test_a_finished_run_is_not_resumed_but_can_train_longer_with_another_k(throu
     assert len(losses(run)) == 8
     record = json.loads((run / "record.json").read_text())
     assert (record["K"], record["R"], record["steps"]) == (1, 2, 8)
-    assert {part.run["run_id"] for part in parts(run)} == {record["wandb_run"]}
-    assert set(parts(run)[-1].run["tags"]) >= {"K=1", "R=2"}
+    added = parts(run)
+    assert {part.run["run_id"] for part in added} == {record["wandb_run"]}
+    assert set(added[-1].run["tags"]) >= {"K=1", "R=2"}
 
 
 def test_a_run_that_another_process_uses_is_not_touched(through_ray):
     folder, _ = through_ray
     run = only_run(folder)
     with filelock.FileLock(run / "lock"):
-        arguments = "resume", run.name, "--launcher", "local", "--set", "train.steps=50"
-        code, _, said = call(*arguments, folder=folder)
-    assert code == 2
+        said = refusal("resume", run.name, "--launcher", "local", "--set", "train.steps=50", folder=folder)
     assert f"another process is using run {run}" in said
 
 
 def test_a_resumed_run_keeps_its_model(through_ray):
     folder, _ = through_ray
-    code, _, said = call("resume", only_run(folder).name, "--set", "model.blocks_per_stack=3", folder=folder)
-    assert code == 2
+    said = refusal("resume", only_run(folder).name, "--set", "model.blocks_per_stack=3", folder=folder)
     assert "cannot change model" in said

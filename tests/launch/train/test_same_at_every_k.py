@@ -73,46 +73,33 @@ def cells_of(experiment):
     )
 
 
+ALONE = "pipeline.stages=1 pipeline.micro_batches=4"
+TWO = "pipeline.stages=2 pipeline.micro_batches=4"
+INTERLEAVED = (
+    f"{TWO} pipeline.schedule=interleaved pipeline.virtual_stages=2 pipeline.remat=never "
+    "pipeline.layers_per_cell=2,2,2,1"
+)
+ZERO_BUBBLE = f"{TWO} pipeline.schedule=zero_bubble pipeline.remat=never"
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "others", "stop"),
     [
-        "pipeline.stages=2 pipeline.micro_batches=4",
-        pytest.param("pipeline.stages=4 pipeline.micro_batches=4 pipeline.remat=always", marks=pytest.mark.slow),
-        pytest.param(
-            "pipeline.stages=2 pipeline.micro_batches=4 pipeline.remat=never pipeline.layers_per_cell=6,1",
-            marks=pytest.mark.slow,
+        (ALONE, TWO, None),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (ALONE, "pipeline.stages=4 pipeline.micro_batches=4 pipeline.remat=always", None),
+                (ALONE, f"{TWO} pipeline.remat=never pipeline.layers_per_cell=6,1", None),
+                (f"{ALONE} pipeline.schedule=1f1b", INTERLEAVED, None),  # which add micro-batches in one order
+                (f"{ALONE} pipeline.schedule=zero_bubble", ZERO_BUBBLE, None),
+                (INTERLEAVED, INTERLEAVED, 10),
+                (ZERO_BUBBLE, ZERO_BUBBLE, 10),
+            )
         ),
     ],
 )
-def test_twenty_steps_are_bit_equal_at_k_1_2_and_4(trained, settings):
-    assert_equal(trained, "pipeline.stages=1 pipeline.micro_batches=4", settings)
-
-
-INTERLEAVED = (
-    "pipeline.schedule=interleaved pipeline.virtual_stages=2 pipeline.stages=2 pipeline.remat=never "
-    "pipeline.micro_batches=4 pipeline.layers_per_cell=2,2,2,1"
-)
-ZERO_BUBBLE = "pipeline.schedule=zero_bubble pipeline.micro_batches=4"
-
-
-@pytest.mark.slow
-def test_schedules_with_micro_batches_in_order_give_the_same_bits(trained):
-    """1F1B with K = 1, and two stages of two cells each: micro-batches add to gradients in one order."""
-    assert_equal(trained, "pipeline.schedule=1f1b pipeline.stages=1 pipeline.micro_batches=4", INTERLEAVED)
-
-
-@pytest.mark.slow
-def test_deferred_weight_gradients_give_the_same_bits(trained):
-    assert_equal(trained, f"{ZERO_BUBBLE} pipeline.stages=1", f"{ZERO_BUBBLE} pipeline.stages=2 pipeline.remat=never")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", [INTERLEAVED, f"{ZERO_BUBBLE} pipeline.stages=2 pipeline.remat=never"])
-def test_an_interrupted_and_resumed_run_gives_the_same_bits(trained, settings):
-    assert_equal(trained, settings, settings, stop=10)
-
-
-def assert_equal(trained, settings, others, stop=None):
+def test_twenty_steps_are_bit_equal_at_every_k_and_after_an_interrupt(trained, settings, others, stop):
     losses, valid, files = trained(settings)
     assert len(losses) == 20
     assert losses[-1][0] < losses[0][0]
@@ -127,7 +114,7 @@ def assert_equal(trained, settings, others, stop=None):
 
 @pytest.mark.slow
 def test_two_replicas_train_like_one(trained):
-    losses, valid, files = trained("pipeline.stages=1 pipeline.micro_batches=4")
+    losses, valid, files = trained(ALONE)
     other_losses, other_valid, other_files = trained("pipeline.stages=2 pipeline.micro_batches=2 pipeline.replicas=2")
     np.testing.assert_allclose(other_losses, losses, rtol=1e-6)
     assert other_valid == pytest.approx(valid, rel=1e-6)
@@ -140,7 +127,7 @@ def test_two_replicas_train_like_one(trained):
 
 @pytest.mark.slow
 def test_bf16_trains_close_to_fp32(trained):
-    losses, _, _ = trained("pipeline.stages=1 pipeline.micro_batches=4")
-    mixed, _, _ = trained("pipeline.stages=2 pipeline.micro_batches=4 optimizer.precision=bf16")
+    losses, _, _ = trained(ALONE)
+    mixed, _, _ = trained(f"{TWO} optimizer.precision=bf16")
     assert mixed != losses
     np.testing.assert_allclose([loss for loss, _ in mixed], [loss for loss, _ in losses], rtol=0.01)

@@ -84,29 +84,22 @@ def chosen(settings):
     return resolve("t12_400m", "laptop", CORES, settings)[0]
 
 
-@pytest.mark.parametrize("cluster", [CORES, Cluster(2, GIB, "gpu", name="Tesla V100", has_bf16=False)], ids=str)
-def test_a_device_without_bf16_trains_in_fp32_and_says_it_once(monkeypatch, cluster):
-    monkeypatch.setattr(devices, "multiplies_bf16", lambda: cluster.kind == "gpu")
-    lines = []
-    found = with_available_precision(chosen("optimizer.precision=bf16"), cluster, lines.append)
-    assert found.optimizer == chosen("optimizer.precision=fp32").optimizer
-    assert len(lines) == 1
-    assert (cluster.name or "avx512_bf16 or amx_bf16") in lines[0]
-
-
 @pytest.mark.parametrize(
-    ("settings", "cluster", "has"),
+    ("asked", "cluster", "has", "named"),
     [
-        ("optimizer.precision=bf16", CORES, True),
-        ("optimizer.precision=bf16", Cluster(2, GIB, "gpu", name="NVIDIA A100", has_bf16=True), False),
-        ("optimizer.precision=fp32", CORES, False),
+        ("bf16", CORES, False, "avx512_bf16 or amx_bf16"),
+        ("bf16", Cluster(2, GIB, "gpu", name="Tesla V100", has_bf16=False), True, "Tesla V100"),
+        ("bf16", CORES, True, None),
+        ("bf16", Cluster(2, GIB, "gpu", name="NVIDIA A100", has_bf16=True), False, None),
+        ("fp32", CORES, False, None),
     ],
 )
-def test_other_runs_keep_their_precision(monkeypatch, settings, cluster, has):
+def test_a_device_without_bf16_trains_in_fp32_and_says_it_once(monkeypatch, asked, cluster, has, named):
     monkeypatch.setattr(devices, "multiplies_bf16", lambda: has)
-    lines = []
-    assert with_available_precision(chosen(settings), cluster, lines.append) == chosen(settings)
-    assert lines == []
+    lines, given = [], chosen(f"optimizer.precision={asked}")
+    found = with_available_precision(given, cluster, lines.append)
+    assert found.optimizer == (given if named is None else chosen("optimizer.precision=fp32")).optimizer
+    assert [named in line for line in lines] == ([] if named is None else [True])
 
 
 @pytest.mark.parametrize(
