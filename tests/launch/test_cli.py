@@ -96,6 +96,9 @@ def test_the_list_of_commands_is_fixed():
         (["resume", "nothing"], ["no run 'nothing'", "there are no runs"]),
         (["score", "x" * 5000], ["no run 'xxx", "xxx...': there are no runs"]),
         (["doctor", "--storage", "/" + "x" * 5000], ["xxx... is too long for a file name"]),
+        (["doctor", "--storage", "s3://bucket/runs"], ["--storage s3://bucket/runs is a URL"]),
+        (["doctor", "--address", "head"], ["--address head is not the address of a Ray cluster: use host:port"]),
+        (["doctor", "--address", "127.0.0.1:9"], ["no Ray cluster answers at 127.0.0.1:9"]),
         (["translate", "nothing", "--to", "de", "--", os.fsdecode(b"na\xefve")], ["argument 6", "0xef after 2 char"]),
     ],
 )

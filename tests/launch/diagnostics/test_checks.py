@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from rich.console import Console
 
 from launch.backends.link_cache import LinkSpeeds
 from launch.diagnostics import checks, links
@@ -13,10 +12,8 @@ from launch.diagnostics import command as doctor
 from launch.diagnostics.checks import MIB
 from launch.diagnostics.probes import Host, LocalProbe
 from launch.node_probe import pinned_versions
-from suite.errors import PlacementError, SettingError
 from suite.pipeline.planning.devices import GIB
 from suite.pipeline.planning.simulate import Link
-from tests.launch.command_line import refusal
 
 PATIENCE_S = 40.0
 FACTS = checks.NodeFacts(
@@ -209,22 +206,3 @@ def test_a_machine_that_does_not_answer_is_told_in_time():
     answers, silent = here.ask(here.nodes, answered.wait, lambda node: (), 0.2)
     answered.set()
     assert (answers, list(silent.values())) == ({}, ["no answer in 0.2 s"])
-
-
-@pytest.mark.parametrize(
-    ("address", "storage", "kind", "words"),
-    [
-        ("head", "", PlacementError, "--address head is not the address of a Ray cluster: use host:port"),
-        ("", "s3://bucket/runs", SettingError, "--storage s3://bucket/runs is a URL"),
-    ],
-)
-def test_what_was_asked_wrongly_is_told_before_anything_is_done(address, storage, kind, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(kind, match=words):
-        doctor.doctor(address, storage, Console())
-    assert list(tmp_path.iterdir()) in ([], [tmp_path / "runs"])
-
-
-def test_an_address_that_does_not_answer_is_one_sentence_and_exit_code_2(tmp_path):
-    error = refusal("doctor", "--address", "127.0.0.1:9", folder=tmp_path)
-    assert error.startswith("error: no Ray cluster answers at 127.0.0.1:9")

@@ -68,7 +68,7 @@ ACCURACIES = [step(1), {"step": 1, "valid/accuracy": 0.6}, step(2), {"step": 2, 
         ("t12_400m", IMPROVES, {"steps": 4, "best_step": 2, "best_valid_nll": 4.0}, [(2, 4.0), (4, 3.5)], (2, 4.0)),
         # it trains on after its end and has no record yet
         ("t12_400m", IMPROVES, {"steps": 2, "best_step": 2, "valid_nll": 9.0}, [(2, 4.0), (4, 3.5)], (4, 3.5)),
-        ("t12_400m", [step(1), step(2)], {"steps": 2, "valid_nll": 4.0}, [(2, 4.0)], None),
+        ("t12_400m", [step(1), step(2)], {"steps": 2, "best_step": 2, "valid_nll": 4.0}, [(2, 4.0)], None),
         ("amoebanet_fashion", ACCURACIES, {}, [(1, 0.6), (2, 0.5)], (1, 0.6)),
     ],
 )
