@@ -11,10 +11,9 @@ when the operations before it in its stream, and the computations launched befor
 both ranks have reached it. What is posted when is read from ``flow_control``. Each wait has one fixed set of causes, so
 a step deadlocks if and only if the graph of waits has a cycle.
 
-Two rules of CUDA can be added. The first launch of a kernel that is loaded lazily waits until the whole device is idle
+A rule of CUDA can be added. The first launch of a kernel that is loaded lazily waits until the whole device is idle
 (CUDA C++ Programming Guide, "Lazy Loading"), so the executor launches each kernel once before it posts the first
-receive. And a device may have few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS), each of which handles the operations
-of its streams one by one, as launched; a run refuses too few.
+receive.
 """
 
 from __future__ import annotations
@@ -54,8 +53,6 @@ class Rules:
     idle_waits: IdleWaits = "never"
     warms_up: bool = False
     """Each kind of action is launched once before the first receive is posted."""
-    queues: int | None = None
-    """Hardware queues; with None all streams make progress independently."""
 
 
 def launched(
@@ -80,6 +77,11 @@ def launched(
         for action in actions:
             launches.add(action)
     return waits
+
+
+def with_neighbours(pairs: Iterable[CellPair], count: int) -> set[CellPair]:
+    """Returns the pairs of ``count`` cells, and all of neighbours."""
+    return {*pairwise(range(count)), *((a, b) for a, b in pairs if a < b < count)}
 
 
 _METADATA = -1
@@ -155,8 +157,10 @@ class StageLaunches:
     ) -> None:
         self._waits, self._stage, self._placement, self._actions = waits, stage, placement, actions
         self._pairs, self._rules, self._flow = pairs, rules, rules.flow
-        self._started = 0
-        """How many cells have begun."""
+        self._known = 0
+        """How many cells have their metadata."""
+        self._begun: set[int] = set()
+        """The cells that have posted their first receives."""
         self._host: list[int] = []
         """The host's last wait: all later launches come after it."""
         self._before_compute: list[int] = []
@@ -171,24 +175,21 @@ class StageLaunches:
         """Sends that nothing waits for yet, and whether the host will, by cell and distance."""
         self._launched: set[tuple[str, int]] = set()
         """Kinds of actions by virtual stage."""
-        self._stream_numbers: dict[object, int] = {}
         if rules.warms_up:
             self._warm_up()
 
     def _warm_up(self) -> None:
         """Exchanges the metadata of all cells, and launches each kind of action of each cell once."""
-        for virtual_stage in range(virtual_stages_of([self._actions])):
-            self._exchange_metadata(self._placement.cell_of(virtual_stage, self._stage))
+        self._exchange_metadata(virtual_stages_of([self._actions]))
         for kind, virtual_stage in dict.fromkeys((a.kind, a.virtual_stage) for a in self._actions):
             self._compute(Action(kind, 0, virtual_stage))
 
     def add(self, action: Action) -> None:
         """Launches an action, with its messages."""
         cell = action.cell(self._stage, self._placement)
-        if action.virtual_stage == self._started:
-            self._started += 1
-            if not self._rules.warms_up:
-                self._exchange_metadata(cell)
+        if cell not in self._begun:
+            self._begun.add(cell)
+            self._exchange_metadata(action.virtual_stage + 1)
             self._post_first(action.virtual_stage, cell)
         for peer in self._peers(cell, -action.direction):
             self._recv(peer, cell)
@@ -201,15 +202,18 @@ class StageLaunches:
         ends = [pair if direction > 0 else pair[::-1] for pair in self._pairs] if direction else []
         return [end for begin, end in ends if begin == cell]
 
-    def _exchange_metadata(self, cell: int) -> None:
-        """Waits for the metadata of a cell, and sends on that of the cell behind it."""
-        if (cell - 1, cell) in self._pairs:
-            name = Wait(self._stage, f"the metadata from stage {self._placement.stage_of(cell - 1)}")
-            self._host = [self._waits.add_message(name, self._host, (cell - 1, cell, _METADATA), sends=False)]
-        if (cell, cell + 1) in self._pairs:
-            name = Wait(self._stage, f"the metadata to stage {self._placement.stage_of(cell + 1)}")
-            end = self._waits.add_message(name, self._host, (cell, cell + 1, _METADATA), sends=True)
-            self._in_flight.setdefault((cell, 0), deque()).append((end, True))
+    def _exchange_metadata(self, count: int) -> None:
+        """Waits for the metadata of the stage's first ``count`` cells, and sends on that of the cells behind them."""
+        for virtual_stage in range(self._known, count):
+            cell = self._placement.cell_of(virtual_stage, self._stage)
+            if (cell - 1, cell) in self._pairs:
+                name = Wait(self._stage, f"the metadata from stage {self._placement.stage_of(cell - 1)}")
+                self._host = [self._waits.add_message(name, self._host, (cell - 1, cell, _METADATA), sends=False)]
+            if (cell, cell + 1) in self._pairs:
+                name = Wait(self._stage, f"the metadata to stage {self._placement.stage_of(cell + 1)}")
+                end = self._waits.add_message(name, self._host, (cell, cell + 1, _METADATA), sends=True)
+                self._in_flight.setdefault((cell, 0), deque()).append((end, True))
+        self._known = max(self._known, count)
 
     def _post_first(self, virtual_stage: int, cell: int) -> None:
         for direction in (-1, 1):
@@ -265,17 +269,5 @@ class StageLaunches:
         self._before_compute = [end]
 
     def _before(self, stream: object) -> list[int]:
-        """Returns what comes before the next operation of a stream: the last of all streams in its queue."""
-        queue = self._queue(stream)
-        same = [ends for other, ends in self._stream_ends.items() if self._queue(other) == queue]
-        return [*self._host, *self._before_compute, *(end for ends in same for end in ends)]
-
-    def _queue(self, stream: object) -> int:
-        number = self._stream_numbers.setdefault(stream, len(self._stream_numbers))
-        return number if self._rules.queues is None else number % self._rules.queues
-
-
-def draw_circle(circle: Sequence[Wait]) -> str:
-    """Returns a circle of waits as text, a line each; its first one stands again at the end."""
-    first, *others = map(str, circle)
-    return "\n".join([first, *(f"  waits for {wait}" for wait in (*others, first))])
+        """Returns what comes before the next operation of a stream."""
+        return [*self._host, *self._before_compute, *self._stream_ends.get(stream, [])]

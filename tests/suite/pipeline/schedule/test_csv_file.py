@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
@@ -55,6 +55,7 @@ def test_runs_what_torch_writes(kind, stages, micro_batches, tmp_path):
         assert {action.micro_batch for action in actions[0]} == set(range(count))
 
 
+@settings(max_examples=40)
 @given(
     name=st.sampled_from(["fill_drain", "1f1b", "zero_bubble", "interleaved"]), stages=st.integers(1, 5),
     micro_batches=st.integers(1, 9), virtual_stages=st.integers(1, 3),

@@ -1,8 +1,5 @@
-"""No schedule stops on NCCL, whichever cells skips connect; what would stop is refused. The player agrees with the
-proof."""
+"""No schedule stops on NCCL, whichever cells skips connect; what would stop is refused."""
 
-import random
-from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 
@@ -11,18 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.schedule.action import Action, virtual_stages_of
+from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
-from suite.pipeline.schedule.flow_control import FlowControl, flow_control
-from suite.pipeline.schedule.play import Route, play
 from suite.pipeline.schedule.validate import validate
-from tests.suite.pipeline.schedule.nccl_proof import draw_circle, launched
-from tests.suite.pipeline.schedule.test_schedule_mutations import legal_seed, mutated
+from tests.suite.pipeline.schedule.nccl_proof import launched, with_neighbours
 from tests.suite.pipeline.torch_schedules import dump
-
-POSTED_AHEAD = FlowControl(activation_recvs_ahead=2, gradient_recvs_ahead=2)
-"""What costs nothing on gloo: all receives two ahead, those of gradients before the first forward."""
 
 CASES = [
     ("fill_drain", 1),
@@ -31,8 +22,8 @@ CASES = [
     *(("interleaved", cells) for cells in (2, 3, 4)),
 ]
 ON_A_V = [(name, 2) for name in V_SHAPED]
-SHAPES = ((2, 1), (2, 5), (3, 2), (3, 33), (4, 16), (8, 5), (8, 16), (16, 3), (16, 33))
-"""K and M. A schedule of over 600 forwards is left out: its proof takes seconds."""
+SHAPES = ((2, 1), (2, 5), (3, 2), (4, 16), (8, 5), (16, 3))
+"""K and M."""
 
 
 @pytest.mark.parametrize(("name", "virtual_stages"), CASES + ON_A_V)
@@ -41,48 +32,19 @@ def test_no_generated_schedule_stops(name, virtual_stages):
     after_warm_up = {"idle_waits": "first launch", "warms_up": True}
     rules = [after_warm_up, *([{"idle_waits": "every launch"}] if virtual_stages == 1 else [])]
     for stages, micro_batches in SHAPES:
-        if stages * virtual_stages * micro_batches <= 600:
-            config = ScheduleConfig(name, (micro_batches % 3,), virtual_stages, transport="nccl")
-            cell_to_stage = config.cell_to_stage(stages)
-            for rule in rules:
-                schedule = config.actions(stages, micro_batches)
-                assert launched(schedule, cell_to_stage=cell_to_stage, **rule).circle() == [], (stages, rule)
-            schedule = config.actions(stages, micro_batches, train=False)
-            assert launched(schedule, cell_to_stage=cell_to_stage, **after_warm_up).circle() == [], stages
-
-
-@pytest.mark.parametrize(("name", "virtual_stages"), CASES)
-def test_receives_posted_ahead_stop_where_kernels_are_loaded_lazily(name, virtual_stages):
-    for stages, micro_batches in ((2, 1), (3, 16), (8, 2)):
-        schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, micro_batches)
-        assert launched(schedule, POSTED_AHEAD, idle_waits="first launch").circle() != []
-        assert launched(schedule, POSTED_AHEAD).circle() == []
-
-
-def test_a_circle_is_drawn_wait_by_wait():
-    schedule = ScheduleConfig("1f1b").build(2, 1)
-    assert draw_circle(launched(schedule, POSTED_AHEAD, idle_waits="first launch").circle()) == (
-        "stage 0: the receive of gradients 0 from stage 1\n"
-        "  waits for stage 1: the send of gradients 0 to stage 0\n"
-        "  waits for stage 1: B0\n"
-        "  waits for stage 1: F0\n"
-        "  waits for stage 1: the receive of activations 0 from stage 0\n"
-        "  waits for stage 0: the send of activations 0 to stage 1\n"
-        "  waits for stage 0: F0\n"
-        "  waits for stage 0: F0 waits until the device is idle\n"
-        "  waits for stage 0: the receive of gradients 0 from stage 1"
-    )
+        config = ScheduleConfig(name, (micro_batches % 3,), virtual_stages, transport="nccl")
+        cell_to_stage = config.cell_to_stage(stages)
+        for rule in rules:
+            schedule = config.actions(stages, micro_batches)
+            assert launched(schedule, cell_to_stage=cell_to_stage, **rule).circle() == [], (stages, rule)
+        schedule = config.actions(stages, micro_batches, train=False)
+        assert launched(schedule, cell_to_stage=cell_to_stage, **after_warm_up).circle() == [], stages
 
 
 pairs_of_cells = st.tuples(st.integers(0, 11), st.integers(0, 11)).map(sorted).map(tuple)
 
 
-def with_neighbours(pairs, count):
-    """Returns the pairs of ``count`` cells, and all of neighbours."""
-    return {(cell, cell + 1) for cell in range(count - 1)} | {(a, b) for a, b in pairs if a < b < count}
-
-
-@settings(max_examples=100)
+@settings(max_examples=30)
 @given(st.sampled_from(CASES), st.integers(2, 4), st.integers(1, 12), st.sets(pairs_of_cells, max_size=12))
 def test_skips_of_any_length_stop_nothing(case, stages, micro_batches, skips):
     name, virtual_stages = case
@@ -93,17 +55,11 @@ def test_skips_of_any_length_stop_nothing(case, stages, micro_batches, skips):
 
 @pytest.mark.parametrize(("name", "virtual_stages"), CASES)
 def test_on_gloo_skips_between_all_cells_find_room(name, virtual_stages):
-    for stages, micro_batches in ((2, 1), (2, 8), (3, 7), *([(9, 18)] if virtual_stages <= 2 else [])):
+    for stages, micro_batches in ((2, 1), (3, 7), *([(9, 18)] if virtual_stages == 2 else [])):
         pairs = tuple(combinations(range(stages * virtual_stages), 2))
         config = ScheduleConfig(name, (1,), virtual_stages, pairs=pairs)
         schedule = config.actions(stages, micro_batches)
         assert launched(schedule, config.flow_control(stages), pairs).circle() == []
-
-
-def test_with_room_for_fewer_messages_skips_between_all_cells_would_stop():
-    schedule, pairs = ScheduleConfig("interleaved", (1,), 2).build(9, 18), [*combinations(range(18), 2)]
-    narrow = FlowControl(max_inflight_sends=flow_control("gloo", 9, 2).max_inflight_sends - 6)
-    assert launched(schedule, narrow, pairs).circle() != []
 
 
 @pytest.mark.parametrize("name", ["Interleaved1F1B", "InterleavedZeroBubble"])
@@ -114,20 +70,6 @@ def test_schedules_of_torch_from_a_file_do_not_stop(name, tmp_path):
 
 def in_blocks(*blocks):
     return [Action(kind, i) for kind, begin, end in blocks for i in range(begin, end)]
-
-
-TOO_FAR_AHEAD = [
-    in_blocks(("F", 0, 12), ("B", 0, 12)),
-    in_blocks(("F", 0, 6), ("B", 0, 6), ("F", 6, 12), ("B", 6, 12)),
-]
-"""Stage 1 sends six gradients before stage 0 takes one: on gloo two receives are posted, and four sends in flight."""
-
-
-def test_a_schedule_that_stops_on_nccl_alone_is_refused_there_alone():
-    rows = tuple(" ".join(f"{k}{action}" for action in actions) for k, actions in enumerate(TOO_FAR_AHEAD))
-    assert ScheduleConfig("csv", rows=rows).actions(2, 12)
-    with pytest.raises(SettingError, match="stage 0 at B0, stage 1 at R5 wait for each other; at stage 0, 1 more"):
-        ScheduleConfig("csv", rows=rows, transport="nccl").actions(2, 12)
 
 
 def test_a_replica_without_micro_batches_has_nothing_to_run():
@@ -149,91 +91,3 @@ def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
     assert config.actions(3, 13)
     with pytest.raises(SettingError, match="deadlocks: stage 0 at"):
         replace(config, pairs=((0, 1), (0, 2), (1, 2))).actions(3, 13)
-
-
-SECOND_RECEIVE_TOO_LATE = (
-    "0F1 0F0 0F5 1F1 0F4 0F2 0F6 1F0 1F5 1F4 0F3 1F2 1F6 1F3 1B0 0I0 0W0 1I1 1W1 0I1 0W1 1I2 1I3 0B2 0B3 1W2 1W3 1B4 "
-    "0I4 0W4 1B5 0I5 0W5 1I6 0I6 0W6 1W6",
-    "2F1 3F1 2F0 2F5 2F4 2F2 2F6 2F3 3F0 3F5 3I0 3I1 2I0 3F4 3W0 3F2 3B2 3F6 3W1 3F3 3I3 3I4 3I5 2W0 3I6 3W3 2I1 2W1 "
-    "3W4 2I2 2I3 3W5 2W2 2I4 3W6 2I5 2I6 2W3 2W4 2W5 2W6",
-)
-"""Cell 1 posts the receive of cell 3's gradient when cell 2's has arrived; cell 3 sends too many before."""
-
-
-def test_a_cell_posts_the_receive_of_a_second_message_when_the_first_has_arrived():
-    config = ScheduleConfig("csv", (99,), 2, SECOND_RECEIVE_TOO_LATE, "nccl")
-    assert config.actions(2, 7)
-    with pytest.raises(SettingError, match="deadlocks: stage 0 at"):
-        replace(config, pairs=((1, 2), (1, 3))).actions(2, 7)
-
-
-def test_a_cell_receives_nothing_before_the_cell_before_it_has_begun():
-    """Cell 2 waits for the metadata of cell 1, begun on stage 0 when six messages of a skip from cell 0 are sent."""
-
-    def schedule(micro_batches):
-        cells = [[f"{cell}F{i}" for i in range(micro_batches)] for cell in range(4)]
-        back = [[f"{cell}B{i}" for i in range(micro_batches)] for cell in range(4)]
-        rows = (" ".join(cells[0] + cells[1] + back[1] + back[0]), " ".join(cells[2] + cells[3] + back[3] + back[2]))
-        return ScheduleConfig("csv", (99,), 2, rows, pairs=((0, 2), (1, 2)))
-
-    assert schedule(5).actions(2, 5)
-    with pytest.raises(SettingError, match=r"deadlocks: stage 0 at F0\.1, stage 1 at F0 wait"):
-        schedule(6).actions(2, 6)
-
-
-@pytest.mark.slow
-def test_too_few_hardware_queues_stop_stages_of_several_cells_and_a_queue_for_each_stream_stops_none():
-    for name, virtual_stages in CASES:
-        for stages in (2, 3, 4):
-            schedule = ScheduleConfig(name, (1,), virtual_stages).build(stages, 16)
-            streams = 1 + 2 * max(_links(k, stages, virtual_stages) for k in range(stages))
-            stops = [bool(launched(schedule, queues=queues).circle()) for queues in range(1, streams + 1)]
-            assert not stops[-1]
-            assert any(stops) == (virtual_stages > 1)
-
-
-def _links(k, stages, virtual_stages):
-    return sum(k in (cell % stages, (cell + 1) % stages) for cell in range(stages * virtual_stages - 1))
-
-
-def player_stops(schedule, pairs):
-    """Whether the player stops on NCCL."""
-    cells = len(schedule) * virtual_stages_of(schedule)
-    routes = [Route(*pair) for pair in sorted(pairs)]
-    flow = flow_control("nccl", len(schedule), virtual_stages_of(schedule))
-    return bool(play(schedule, dict.fromkeys("FfRIBW", [1.0] * cells), routes, flow).stuck)
-
-
-def test_the_player_agrees_with_the_proof():
-    """On schedules and their mutations that pass every other check, every second time with skips past stages; far-ahead
-    ones stop often."""
-    rng, found = random.Random(35), Counter()
-    while found.total() < 1_000:
-        schedule, micro_batches, train = legal_seed(rng)
-        if train and rng.random() < 0.3:
-            schedule = mutated(schedule, micro_batches, rng)
-        elif train and len(schedule) > 1:
-            schedule, micro_batches = far_ahead(rng)
-        try:
-            validate(schedule, micro_batches, train)
-        except SettingError:
-            continue
-        cells = range(len(schedule) * virtual_stages_of(schedule))
-        skips = {tuple(sorted(rng.sample(cells, 2))) for _ in range(rng.randint(0, 4))} if len(cells) > 2 else ()
-        pairs = with_neighbours(rng.choice([(), skips]), len(cells))
-        stops = player_stops(schedule, pairs)
-        assert stops == bool(launched(schedule, None, pairs).circle()), (schedule, pairs)
-        found[stops, len(pairs) >= len(cells)] += 1
-    assert all(found[stops, far] >= found.total() // 100 for stops in (True, False) for far in (True, False)), found
-
-
-def far_ahead(rng):
-    """Returns a schedule of stages that run blocks of forwards and of backwards; the later the stage, the more."""
-    micro_batches, stages = rng.randint(6, 14), rng.choice([2, 3, 3])
-    schedule = []
-    ends = [micro_batches]
-    for _ in range(stages):
-        blocks = [(kind, a, b) for a, b in zip([0, *ends], ends, strict=False) for kind in "FB"]
-        schedule.append(in_blocks(*blocks))
-        ends = sorted({*ends, rng.randint(1, micro_batches)})
-    return schedule, micro_batches

@@ -27,11 +27,6 @@ def test_busy_idle_and_bubble():
     assert STEP.bubble == pytest.approx(7 / 24)
 
 
-def test_spans_print_as_actions():
-    assert [str(span) for span in STEP.rows[0]] == ["F0", "F1", "B1", "R0", "B0", "U"]
-    assert STEP.rows[0][2].seconds == 2
-
-
 def test_a_step_in_which_nothing_happened_has_no_bubble():
     nothing = Timeline(((), (Span("F", 0, 0, 0),)))
     assert nothing.seconds == 0

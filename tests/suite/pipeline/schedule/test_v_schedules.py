@@ -58,8 +58,8 @@ def unlimited(name):
 
 
 @pytest.mark.parametrize("name", V_SHAPED)
-@settings(max_examples=30)
-@given(stages=st.integers(2, 10), micro_batches=st.integers(1, 30))
+@settings(max_examples=12)
+@given(stages=st.integers(2, 8), micro_batches=st.integers(1, 20))
 def test_none_is_idle_longer_or_holds_more_than_in_the_papers(name, stages, micro_batches):
     """Nor less: the last stage to begin, K - 1, begins after K - 1 forwards."""
     rows = spans(unlimited(name), stages, micro_batches)
@@ -72,10 +72,10 @@ BLOCKS = {"v_half": v_schedules._v_half_block, "v_min": v_schedules._v_min_block
 
 
 @pytest.mark.parametrize("name", V_SHAPED)
-@pytest.mark.parametrize("stages", [2, 5, 8])
+@pytest.mark.parametrize("stages", [2, 5])
 def test_more_micro_batches_do_not_add_idle_time(name, stages):
     """No stage waits between the first micro-batches and the last."""
-    assert len({idle(spans(unlimited(name), stages, count * stages)) for count in (2, 3, 5)}) == 1
+    assert len({idle(spans(unlimited(name), stages, count * stages)) for count in (2, 4)}) == 1
 
 
 @pytest.mark.parametrize("name", BLOCKS)
