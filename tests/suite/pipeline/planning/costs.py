@@ -2,6 +2,7 @@
 
 from dataclasses import MISSING, fields, replace
 
+import torch
 from hypothesis import strategies as st
 
 from suite.pipeline.planning.costs import LayerCost, SkipInput, skip_costs
@@ -12,6 +13,12 @@ ZERO = LayerCost(**{field.name: 0 for field in fields(LayerCost) if field.defaul
 def layer(weight=1.0, **numbers):
     """F weight, R weight, B 2 weight seconds, no bytes but those given."""
     return replace(ZERO, **{"forward_s": weight, "recompute_s": weight, "backward_s": 2 * weight, **numbers})
+
+
+def on_meta(make):
+    """Returns layers on the meta device."""
+    with torch.device("meta"):
+        return make()
 
 
 MEASURED_BYTES = (

@@ -8,16 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from models import blocks, transformer
 from models.loss import ClassificationLoss, TranslationLoss
 from suite.pipeline.planning import measure as measuring
-from suite.pipeline.planning.costs import LayerCost, check_costs
+from suite.pipeline.planning.costs import LayerCost, SkipInput, check_costs
 from suite.pipeline.planning.devices import Device
-from suite.pipeline.planning.estimate import OperatorRecorder, estimate
+from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.measure import measure
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import OptimizerSettings
@@ -25,7 +24,8 @@ from suite.training import adafactor
 from suite.training.stage_optimizer import single_device_update
 from tests.models import resnet
 from tests.suite.pipeline.freezing import FREEZES, freeze
-from tests.suite.pipeline.planning.costs import without_bytes
+from tests.suite.pipeline.planning.costs import on_meta, without_bytes
+from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
 from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers
 
 INFINITY = float("inf")
@@ -65,11 +65,6 @@ class Through(nn.Module):
         return x * 1.0
 
 
-def on_meta(make):
-    with torch.device("meta"):
-        return make()
-
-
 def rows(count, width):
     return MicroBatch((torch.zeros(count, width),), (torch.zeros(1),))
 
@@ -81,7 +76,8 @@ def estimated(make, loss, data, device=PRODUCTS, optimizer=ADAMW):
 
 
 def measured(make, loss, data, monkeypatch, optimizer=ADAMW):
-    monkeypatch.setattr(measuring, "SECONDS_A_LAYER", 0.0)
+    for name, least in {"SECONDS_A_LAYER": 0.0, "WARM_UPS": 0, "LEAST_ROUNDS": 2}.items():  # its bytes are compared
+        monkeypatch.setattr(measuring, name, least)
     return measure(
         without_bytes(estimated(make, loss, data, optimizer=optimizer)),
         on_meta(make),
@@ -254,6 +250,13 @@ def test_a_frozen_layer_has_no_update_and_no_backward_of_its_weight():
     assert [cost.frozen for cost in some] == [16, 16, 0, 0]
 
 
+def test_what_a_layer_pops_is_among_its_costs():
+    """Layer 2 pops the output of layer 0, (2, 4, 3, 3) in fp32, and signs, (2, 1, 3, 3) in int64 without a gradient."""
+    images, labels = skipping_batch(2, 0, torch.float32)
+    costs = estimated(skipping_layers, SumOfErrors(), MicroBatch((images,), (labels,)))
+    assert costs[2].skip_inputs == (SkipInput(2, 288, 288, True), SkipInput(2, 144, 0, False))
+
+
 def test_equal_layers_are_estimated_once():
     def runs(layers):
         Product.runs = 0
@@ -289,28 +292,3 @@ def test_a_layer_of_a_billion_parameters_takes_no_memory():
 def resident():
     """The most bytes of this process that were ever in memory."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def test_the_meter_weighs_what_stands():
-    op_cost = OperatorRecorder()
-    with FakeTensorMode():
-        given = torch.empty(1_000)
-        with op_cost:
-            a = given + 1
-            assert (op_cost.alive, op_cost.peak) == (4_000, 4_000)
-            b = a * 2
-            view = b.view(10, 100)  # shares its memory and costs nothing
-            assert (op_cost.alive, op_cost.peak) == (8_000, 8_000)
-            del a
-            c = b[:500] + 1
-            assert (op_cost.alive, op_cost.peak) == (6_000, 8_000)
-            c.add_(1)
-            # read and write: two of 1,000 numbers, then two of 500
-            assert [each.traffic_bytes for each in op_cost.operators] == [8_000, 8_000, 4_000, 4_000]
-            del b
-            op_cost.settle()
-            assert op_cost.operators == []
-            assert (op_cost.alive, op_cost.peak) == (6_000, 6_000)  # the view still holds it
-            del view
-            op_cost.settle()
-            assert (op_cost.alive, op_cost.peak) == (2_000, 2_000)

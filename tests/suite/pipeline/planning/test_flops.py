@@ -22,7 +22,7 @@ from suite.pipeline.runtime.skip import call
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import OptimizerSettings
 from tests.marks import slow_but_for
-from tests.suite.pipeline.planning.costs import ZERO
+from tests.suite.pipeline.planning.costs import ZERO, on_meta
 
 SHAPE = TransformerShape(2, 24, 40, 3, 50, head_width=8)
 LM = language_model.LanguageModelShape(
@@ -43,11 +43,6 @@ CASES = {
         (torch.randint(0, 7, (2,)),),
     ),
 }  # fmt: skip
-
-
-def on_meta(make):
-    with torch.device("meta"):
-        return make()
 
 
 def counted(layers, loss, inputs, targets, precision="fp32"):

@@ -184,14 +184,6 @@ def test_bytes_of_a_product_by_hand():
     assert second.backward_peak_bytes == weight + x
 
 
-def test_gradients_of_parameters_stand_already():
-    """Each is made, added to the one that stands, and freed before the next is made."""
-    width, count = 128, 2
-    cost = measured(lambda: [nn.Sequential(Product(width), Product(width)), nn.ReLU()], rows(count, width))[0]
-    weight, x = width * width * FLOAT, count * width * FLOAT
-    assert weight <= cost.backward_peak_bytes <= weight + 3 * x
-
-
 def test_an_update_needs_room_but_its_state_stands_already():
     """AdamW's moments are made by the first update; what is counted is the norm's squares in fp64."""
     settings = OptimizerSettings()

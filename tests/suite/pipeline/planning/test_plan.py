@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from suite.errors import PlanError
@@ -146,6 +146,7 @@ def test_cells_are_cut_for_what_communicators_leave():
     assert "needs" in fault
 
 
+@settings(max_examples=30)
 @given(costs_of_layers, st.integers(1, 9), st.integers(1, 9), st.sampled_from(["always", "except_last", "never"]))
 def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches, remat):
     stages = min(stages, len(costs))
@@ -166,6 +167,7 @@ def test_a_plan_is_the_simulation_of_its_own_stages(costs, stages, micro_batches
         assert stage.peak_bytes == peak_bytes(actions, [own], GLOO) + UNCOUNTED_BYTES
 
 
+@settings(max_examples=40)
 @given(
     costs_of_layers, st.integers(1, 9), st.integers(1, 9),
     st.sampled_from(["always", "except_last", "never", "auto"]), st.sampled_from(SCHEDULES),
@@ -189,6 +191,7 @@ def test_the_limit_of_equal_stages_is_reached():
         assert found.lower_bound_s == (4 + 3 - 1) * 6 + 10  # nothing has to be recomputed
 
 
+@settings(max_examples=50)
 @given(costs_of_layers, st.integers(1, 9), st.integers(1, 9), st.integers(0, 3_000))
 def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches, room):
     """Or none is made, and what is said of the number of stages is true."""
@@ -210,16 +213,6 @@ def test_every_stage_of_a_plan_keeps_to_the_device(costs, stages, micro_batches,
         assert f"{fewest} stages are the fewest" in message
     else:
         assert f"use fewer stages, down to {fewest}" in message
-
-
-def test_a_layer_that_fits_among_others_only_asks_for_fewer_stages():
-    """Where a cell begins with it, its inputs are kept for each micro-batch, beside as many on their way out."""
-    costs = [layer(), layer(boundary_bytes=GIB), layer(boundary_bytes=GIB)]
-    machine = Machine(memory_limit_bytes=6 * GIB)
-    (message,) = faults(costs, machine, stages=3, micro_batches=4)
-    why = "because layer 1 does not fit as the first of a cell, whose inputs are saved too"
-    assert message.endswith(f"{why}; use fewer stages, down to 1")
-    assert plan(costs, machine, stages=1, micro_batches=4).layers_per_cell == (3,)
 
 
 def test_what_a_worker_takes_for_itself_is_part_of_the_device():
@@ -253,18 +246,22 @@ def test_every_stage_by_hand_that_does_not_fit_is_named():
     )
 
 
-def test_faulty_costs_are_told_together():
-    (message,) = faults([layer(), replace(layer(), forward_s=-1.0), layer(parameters=-1)])
-    for fault in ("layer 1 has forward_s = -1.0", "layer 2 has parameters = -1"):
-        assert fault in message
+FAULTY = [layer(), replace(layer(), forward_s=-1.0), layer(parameters=-1)]
+LARGE = [layer(), layer(parameters=5 * GIB // 16), layer()]
+WIDE = [layer(), layer(boundary_bytes=GIB), layer(boundary_bytes=GIB)]
+"""Where a cell begins with layer 1, its inputs are kept for each micro-batch, beside as many on their way out."""
 
 
-def test_more_stages_than_layers():
-    (message,) = faults([layer()] * 3, stages=5)
-    assert "cannot cut 3 layers into 5 stages; use 1 to 3 stages" in message
-
-
-def test_a_layer_that_fits_no_device_is_named_with_what_it_needs():
-    costs = [layer(parameters=GIB // 16)] * 2 + [layer(parameters=5 * GIB // 16)] + [layer()] * 2
-    (message,) = faults(costs, Machine(memory_limit_bytes=2 * GIB), stages=2)
-    assert message == "layer 2 alone needs 5.00 GiB, the device has 2.00 GiB"
+@pytest.mark.parametrize(
+    ("costs", "memory_gib", "stages", "fault"),
+    [
+        (FAULTY, 2, 1, "layer 1 has forward_s = -1.0"),
+        (FAULTY, 2, 1, "layer 2 has parameters = -1"),
+        ([layer()] * 3, 2, 5, "cannot cut 3 layers into 5 stages; use 1 to 3 stages"),
+        (LARGE, 2, 2, "layer 1 alone needs 5.00 GiB, the device has 2.00 GiB"),
+        (WIDE, 6, 3, "layer 1 does not fit as the first of a cell, whose inputs are saved too; use fewer stages, down"),
+    ],
+)
+def test_layers_that_cannot_be_planned_are_named_with_the_reason(costs, memory_gib, stages, fault):
+    (message,) = faults(costs, Machine(memory_limit_bytes=memory_gib * GIB), stages=stages, micro_batches=4)
+    assert fault in message

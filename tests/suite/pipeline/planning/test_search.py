@@ -19,8 +19,8 @@ from suite.pipeline.schedule.flow_control import GLOO, flow_control
 from suite.pipeline.schedule.remat import with_recomputes
 from suite.pipeline.schedule.schedules import interleaved, one_by_one
 from suite.pipeline.schedule.validate import validate
-from tests.suite.pipeline.planning.exhaustive import Case, least_step_s
-from tests.suite.pipeline.planning.search_cases import excess_over_optimum, problem_of, random_case
+from tests.suite.pipeline.planning.exhaustive import least_step_s
+from tests.suite.pipeline.planning.search_cases import problem_of, random_case
 
 GRAPH = CellBytes(activation_bytes=1)
 
@@ -36,14 +36,7 @@ def seconds(schedule, problem):
     return simulate(schedule, problem.costs, problem.link, problem.flow, problem.placement.cell_to_stage).seconds
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("stages", "micro_batches", "cells"), [(2, 2, 1), (3, 3, 1), (1, 3, 2), (2, 2, 2), (3, 2, 2)])
-def test_steps_of_small_pipelines_are_close_to_the_shortest(stages, micro_batches, cells, seed):
-    assert excess_over_optimum(random_case(stages, micro_batches, cells, seed)) <= 1.1
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("stages", "micro_batches"), [(1, 3), (2, 3), (3, 2)])
 def test_no_order_of_one_cell_a_stage_needs_less_memory_than_one_micro_batch_at_a_time(stages, micro_batches, seed):
     case = random_case(stages, micro_batches, 1, seed)
@@ -51,17 +44,6 @@ def test_no_order_of_one_cell_a_stage_needs_less_memory_than_one_micro_batch_at_
     limit = max(peak_bytes(actions, own, GLOO) for actions, own in zip(alone, case.stage_bytes, strict=True))
     assert least_step_s(replace(case, limit_bytes=limit), float("inf")) < float("inf")
     assert least_step_s(replace(case, limit_bytes=limit - 1), float("inf")) == float("inf")
-
-
-def test_all_schedules_of_a_pipeline_drawn_by_hand():
-    """F0 on both stages, then B on both; a second micro-batch fills the wait of stage 0, and W its end:
-
-    stage 0   F0 F1 .  I0 W0 I1 W1
-    stage 1   .  F0 I0 F1 I1 W0 W1
-    """
-    cost = CellCost(1, 1, 2, weight_grad_s=1)
-    case = Case((0, 1), 2, (cost, cost), (CellBytes(),) * 2, 0)
-    assert least_step_s(case, float("inf")) == 7
 
 
 def random_problem(rng):
@@ -86,7 +68,7 @@ def random_problem(rng):
     )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_what_is_found_is_valid_fits_and_takes_no_longer_than_it_was_played(seed):
     problem = random_problem(random.Random(seed))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
@@ -68,13 +68,6 @@ def test_an_update_waits_until_the_workers_agree():
     assert [row[-1].start for row in timeline.rows] == [6.5, 6.5]
 
 
-def test_two_stages_two_micro_batches():
-    assert drawn(simulate(fill_drain(2, 2, "except_last"), [EQUAL] * 2)) == [
-        "F0:0-1 F1:1-2 B1:5-7 R0:7-8 B0:8-10",
-        "F0:1-2 F1:2-3 B1:3-5 R0:5-6 B0:6-8",
-    ]
-
-
 def test_a_link_delays_by_latency_and_size_and_is_kept_by_the_bytes_alone():
     # forward 20/10 + 0.5 = 2.5, back 5/10 + 0.5 = 1; F1's message is ready at 2, its link is free at 3
     stages = [
@@ -102,29 +95,6 @@ def test_each_direction_has_a_link_of_its_own():
         "F0:1-2 F1:2-3 B0:14-15 B1:24-25",
         "F0:12-13 B0:13-14 F1:22-23 B1:23-24",
     ]
-
-
-@given(st.integers(1, 8), st.integers(1, 32), times, times, times, st.sampled_from(REMATS))
-def test_equal_stages_take_the_closed_form(stages, micro_batches, forward, recompute, backward, remat):
-    step = simulate(fill_drain(stages, micro_batches, remat), [CellCost(forward, recompute, backward)] * stages).seconds
-    passes = micro_batches + stages - 1  # (M + K - 1) (F + B), and a recompute of each that is recomputed
-    if remat == "always":
-        expected = passes * (forward + backward) + micro_batches * recompute
-    elif remat == "never":
-        expected = passes * (recompute + backward)
-    else:  # the last forward has the graph: it follows M-1 plain ones, and goes through the other stages last
-        last = recompute if micro_batches == 1 else max(forward, recompute)
-        filled = (micro_batches - 1) * forward + recompute + (stages - 1) * last
-        expected = filled + passes * backward + (micro_batches - 1) * recompute
-    assert step == expected
-
-
-@given(st.lists(times, min_size=1, max_size=8), st.integers(1, 32))
-def test_stages_uneven_in_one_proportion_reach_the_bound(weights, micro_batches):
-    """Where F = R and B = 2F on each stage, however much the stages differ."""
-    stages = [CellCost(weight, weight, 2 * weight) for weight in weights]
-    step = simulate(fill_drain(len(stages), micro_batches, "except_last"), stages).seconds
-    assert step == 3 * sum(weights) + 4 * (micro_batches - 1) * max(weights)
 
 
 def check_rules(schedule, cells, link, timeline):
@@ -172,21 +142,6 @@ def test_no_two_actions_at_once_and_none_before_its_message(step):
         for row, stage in zip(timeline.rows, stages[: len(schedule)], strict=True):
             updates = [(span.start, span.end) for span in row if span.kind == "U"]
             assert updates == ([(done, done + stage.update_s)] if stage.update_s else [])
-
-
-@settings(max_examples=40)
-@given(steps(), st.data())
-def test_more_costs_never_shorten_a_step(step, data):
-    schedule, stages, link = step
-    k = data.draw(st.integers(0, len(stages) - 1))
-    name = data.draw(
-        st.sampled_from(["forward_s", "recompute_s", "backward_s", "update_s", "activation_bytes", "gradient_bytes"])
-    )
-    more = list(stages)
-    more[k] = replace(stages[k], **{name: getattr(stages[k], name) + data.draw(st.integers(1, 30))})
-    short = simulate(schedule, stages, link).seconds
-    assert simulate(schedule, more, link).seconds >= short
-    assert simulate(schedule, stages, replace(link, latency_s=link.latency_s + 1)).seconds >= short
 
 
 def test_a_deadlock_names_the_stages_that_wait_and_where():

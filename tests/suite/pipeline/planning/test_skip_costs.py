@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.pipeline.model.cells import CellPlacement
@@ -71,6 +71,7 @@ def test_a_skip_to_another_cell_of_the_stage_is_no_message():
     assert (source.received_gradient_bytes, source.local_gradient_bytes) == (16, 7)
 
 
+@settings(max_examples=40)
 @given(skipping_costs(), st.data())
 def test_what_stages_send_each_other_is_what_they_get(costs, data):
     stages = data.draw(st.integers(2, len(costs)))
