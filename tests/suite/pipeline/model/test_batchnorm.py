@@ -13,7 +13,7 @@ from launch.backends.processes import run_processes
 from launch.worker.build import PartitionedModel
 from models import amoebanet
 from suite.errors import SettingError
-from suite.pipeline.model.batchnorm import MicroBatchNorm, RunningStats, by_micro_batch, merge
+from suite.pipeline.model.batchnorm import MicroBatchNorm, by_micro_batch, merge
 from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import LossSums
@@ -134,39 +134,6 @@ def test_gradients_and_averages_equal_the_unpartitioned_model(model, stages, vir
     assert len(moved) == sum(isinstance(m, nn.BatchNorm2d) for layer in layers for m in layer.modules())
 
 
-def all_evaluated(rank: int, world: int, rendezvous: str):
-    join(rank, world, rendezvous)
-    return {model: evaluated(RankCoord(rank, world, 1), model) for model in MODELS}
-
-
-def evaluated(coord: RankCoord, model: str):
-    """Returns (objective, hits) of an evaluation at each M, after three steps that moved the averages."""
-    executor, _, named, _ = build(coord, MODELS[model][0](), SumOfErrors(), "except_last")
-    for step in range(3):
-        executor.train(mini_batch(model, step, 4), step)
-        with torch.no_grad():
-            for parameter in named.values():
-                parameter -= 0.1 * (parameter.grad if parameter.grad is not None else 0)
-                parameter.grad = None
-        executor.stage.running_stats.update(applied=True)
-    found = [executor.evaluate(mini_batch(model, 9, m)) for m in MICRO_BATCHES]
-    assert all(norm.recorded == {} for norm in norms(executor.stage).values())
-    whole = [(sum(part.objective for part in parts), sum(part.metrics[0] for part in parts)) for parts in found]
-    return whole if coord.has_loss else None
-
-
-@pytest.mark.slow
-def test_evaluation_has_the_same_bits_at_every_k_and_the_same_hits_at_every_m():
-    by_stages = [run_processes(all_evaluated, stages)[-1] for stages in (1, 2, 3)]
-    for model in MODELS:
-        found = [of_stages[model] for of_stages in by_stages]
-        assert found[0] == found[1] == found[2], model
-        objectives, hits = zip(*found[0], strict=True)
-        assert len(set(hits)) == 1
-        assert max(objectives) == pytest.approx(min(objectives), rel=1e-12)
-        assert objectives[0] > 0
-
-
 @given(st.integers(1, 6), st.integers(0, 1000), st.sampled_from([0.0, 1e6, -1e8]))
 def test_merging_is_as_exact_as_all_values_at_once(parts, seed, offset):
     generator = torch.Generator().manual_seed(seed)
@@ -182,18 +149,6 @@ def test_merging_is_as_exact_as_all_values_at_once(parts, seed, offset):
     torch.testing.assert_close(
         squares, (whole_of_it - whole_of_it.mean(0)).square().sum(0), rtol=1e-6, atol=1e-9 + abs(offset) * 1e-14
     )
-
-
-def test_a_mini_batch_that_is_not_applied_leaves_the_averages_and_is_forgotten():
-    layer = by_micro_batch(nn.Sequential(nn.BatchNorm2d(2)))
-    averages, norm = RunningStats(layer), layer[0]
-    for value, applied in ((100.0, False), (2.0, True)):
-        for i in range(2):
-            averages.begin(i)
-            layer(torch.full((1, 2, 1, 2), value))
-        averages.update(applied)
-        assert norm.recorded == {}
-    assert norm.running_mean.tolist() == pytest.approx([0.2, 0.2])
 
 
 def updated(rank: int, world: int, rendezvous: str):

@@ -10,22 +10,6 @@ from suite.pipeline.model.layers import count_parameters, materialize, meta_devi
 from tests.suite.pipeline.toy import Middle, toy_layers
 
 
-def test_values_depend_on_the_seed_alone_and_the_original_stays_without_memory():
-    block = toy_layers()[1]
-    one, same, other = (materialize(block, seed, torch.device("cpu")) for seed in (5, 5, 6))
-    assert torch.equal(one.mix.weight, same.mix.weight)
-    assert not torch.equal(one.mix.weight, other.mix.weight)
-    assert block.mix.weight.is_meta
-
-
-def test_making_layers_leaves_the_global_generator_alone():
-    torch.manual_seed(1)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    materialize(toy_layers()[1], 9, torch.device("cpu"))
-    assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.parametrize(
     "build",
     [

@@ -22,11 +22,9 @@ def test_different_places_get_different_seeds(one, other):
     assert 0 <= layer_seed(*one) < 2**63
 
 
-def test_all_seeds_of_a_run_differ_and_order_counts():
+def test_order_counts_and_initial_values_have_seeds_of_their_own():
     assert mix(1, 2, 3) != mix(3, 2, 1)
     assert layer_seed(0, 0, 0, 0) != initial_seed(0, 0)
-    seeds = {layer_seed(0, step, micro, layer) for step in range(20) for micro in range(8) for layer in range(40)}
-    assert len(seeds) == 20 * 8 * 40
 
 
 CPU = torch.device("cpu")
@@ -75,10 +73,12 @@ class Drawn(nn.Module):
 
 def test_initial_values_depend_on_the_seed_alone_and_disturb_nobody():
     set_seed(1, CPU)
-    one = materialize(Drawn(), 7, CPU)
+    made = Drawn()
+    one = materialize(made, 7, CPU)
     after = draws(CPU)
     set_seed(1, CPU)
     assert draws(CPU) == after
     other = materialize(Drawn(), 7, CPU)
     assert torch.equal(one.values, other.values)
-    assert not torch.eq(one.values, materialize(Drawn(), 8, CPU).values).any()
+    assert not torch.eq(one.values, materialize(made, 8, CPU).values).any()
+    assert made.values.is_meta

@@ -6,10 +6,13 @@ import torch.distributed as dist
 from torch import nn
 
 from launch.backends.processes import run_processes
+from suite.errors import SettingError
 from suite.pipeline.model import ties as ties_module
+from suite.pipeline.model.layers import check_frozen
 from suite.pipeline.model.ties import TiedCopy, TiedParameters
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.memory_tracker import tracked_memory
+from tests.suite.pipeline.toy import toy_layers
 
 COPIES = [TiedCopy(0, 0, "weight"), TiedCopy(0, 3, "weight"), TiedCopy(0, 7, "weight")]
 
@@ -82,3 +85,14 @@ def test_copies_on_two_stages_have_the_same_sum_part_by_part():
     for value, gradient in stages[0] + stages[1]:
         assert not value.any()  # the first copy's
         assert torch.equal(torch.from_numpy(gradient), first + second + third)
+
+
+def test_a_tie_that_is_frozen_in_part_and_a_model_that_is_frozen_whole_are_refused():
+    layers = toy_layers()
+    layers[3].table.requires_grad_(False)
+    with pytest.raises(SettingError, match=r"2 layers share .* 'words', .* some of them alone \(layer 3, table\)"):
+        check_frozen(layers)
+    for layer in layers:
+        layer.requires_grad_(False)
+    with pytest.raises(SettingError, match="all 13 parameters of the model are frozen"):
+        check_frozen(layers)

@@ -20,7 +20,7 @@ from tests.suite.pipeline.build import build, join, run, whole
 from tests.suite.pipeline.random_pipelines import SquaredError
 from tests.suite.pipeline.toy import Weighted
 
-COUNT = int(os.environ.get("BF16_MODELS", "12"))
+COUNT = int(os.environ.get("BF16_MODELS", "8"))
 ROWS, MICRO_BATCHES, CHANNELS, LENGTH = 6, 3, 4, 8
 
 

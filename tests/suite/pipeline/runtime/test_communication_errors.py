@@ -1,5 +1,7 @@
 """What texts of gloo, NCCL and torch's process groups mean. Those of NCCL are as its users report them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from suite.errors import PeerLostError, PlacementError, StallError
@@ -83,7 +85,7 @@ def test_a_wait_that_timed_out(text):
 
 @pytest.mark.parametrize("text", FULL)
 def test_shared_memory_that_is_too_small(text, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: {"/dev/shm": DiskUsage(64 << 20)}[path])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: {"/dev/shm": SimpleNamespace(total=64 << 20)}[path])
     found = explain(RuntimeError(text), "a tensor", 5.0)
     assert type(found) is PlacementError
     segment = text.splitlines()[-1]
@@ -91,11 +93,6 @@ def test_shared_memory_that_is_too_small(text, monkeypatch):
         f"NCCL has too little shared memory ({segment}): /dev/shm has 64 MiB, and a container's default is 64; start "
         "it with docker run --shm-size 16g, or in Kubernetes mount an emptyDir of medium Memory at /dev/shm"
     )
-
-
-class DiskUsage:
-    def __init__(self, total):
-        self.total = total
 
 
 @pytest.mark.parametrize("text", UNCHANGED)

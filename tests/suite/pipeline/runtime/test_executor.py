@@ -1,8 +1,6 @@
 """The executor in real processes: changing shapes, odd boundaries, evaluation between, few micro-batches, stalls."""
 
-import os
 import random
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from experiments.tables.sleeping import SyntheticLayer
 from launch.backends.processes import run_processes
-from suite.errors import PeerLostError, StallError, WorkerError
+from suite.errors import PeerLostError, StallError
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.p2p import InflightSends, MessageTimeout
-from suite.pipeline.runtime.recorder import Recorder
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.suite.pipeline.build import alone, build, differences, join, mini_batch, unpartitioned
 from tests.suite.pipeline.toy import SquareLoss, SumLoss, toy_batch, toy_layers
@@ -73,35 +69,9 @@ def odd_cases(rank, world, rendezvous, cases):
 
 
 def test_random_boundaries_over_three_stages_give_the_unpartitioned_gradients():
-    found = [difference for results in run_processes(odd_cases, 3, 20) for difference in results]
-    assert len(found) == 20 * 6
+    found = [difference for results in run_processes(odd_cases, 3, 10) for difference in results]
+    assert len(found) == 10 * 6
     assert all(difference < 1e-5 for difference in found)
-
-
-def held_up(rank, world, rendezvous):
-    """Returns the seconds of five steps before a stage twenty times as slow: in all, computed, waited."""
-    join(rank, world, rendezvous)
-    with torch.device("meta"):
-        layers = [SyntheticLayer(0.001, 0.001, 0.001), SyntheticLayer(0.02, 0.02, 0.02)]
-    executor, *_ = build(RankCoord(rank, world, 1), layers, SquareLoss(), "never")
-    executor.recorder = Recorder(torch.device("cpu"))
-    timeout, steps = executor.links[0].p2p.timeout, []
-    for step in range(5):
-        begin, waited_before_s = executor.recorder.begin(), timeout.waited_s
-        executor.train(ReplicaBatch([(torch.ones(4),)] * 16, [(torch.ones(4),)] * 16, 64.0), step)
-        seconds, spans = time.monotonic() - begin, executor.recorder.spans()
-        steps.append((seconds, sum(span.seconds for span in spans), timeout.waited_s - waited_before_s))
-    return steps
-
-
-@pytest.mark.slow
-def test_a_stage_that_waits_for_room_waits_for_its_neighbour():
-    """Of its 16 forwards the last ones may not leave before the slow stage takes those before them: over half of the
-    320 ms of its forwards, none of it the engine's own. Other work on the machine only adds time that is neither, so
-    the best of the steps counts."""
-    steps = run_processes(held_up, 2)[0]
-    assert max((computed + waited) / seconds for seconds, computed, waited in steps) > 0.9
-    assert all(waited < seconds - computed for seconds, computed, waited in steps)
 
 
 def mixed_work(rank, world, rendezvous, schedule_configs):
@@ -181,51 +151,6 @@ def test_a_stage_says_once_in_a_training_step_that_it_begins_to_drain():
         counts.append(len(actions))
     assert actions == ["B2", "B2"]
     assert counts == [1, 1, 2]
-
-
-def stall(rank, world, rendezvous, silent):
-    """The silent stage sleeps in its second forward; the other one waits for it for two seconds."""
-    join(rank, world, rendezvous)
-    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always", timeout_s=30)
-    for way in executor.links:
-        way.p2p.timeout.seconds = 2.0
-    inner = executor.stage.forward
-
-    def slow(micro_batch, *targets):
-        time.sleep(60 if micro_batch.index == 1 else 0)
-        return inner(micro_batch, *targets)
-
-    if rank == silent:
-        executor.stage.forward = slow
-    begin = time.monotonic()
-    try:
-        executor.train(mini_batch(*toy_batch(6), 3), 4)
-    finally:
-        assert rank == silent or 1.5 < time.monotonic() - begin < 10
-
-
-@pytest.mark.slow
-def test_a_stage_that_falls_silent_is_named_within_the_deadline():
-    message = r"replica 0, stage 1, step 5, at F1: waited 2 s for the activations from stage 0"
-    with pytest.raises(StallError, match=message):
-        run_processes(stall, 2, 0)
-
-
-def vanish(rank, world, rendezvous):
-    join(rank, world, rendezvous)
-    executor, _, _, _ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always")
-    if rank == 1:
-        os._exit(3)
-    executor.train(mini_batch(*toy_batch(6), 3), 0)
-
-
-def test_a_stage_whose_neighbour_died_does_not_hang():
-    begin = time.monotonic()
-    with pytest.raises(
-        WorkerError, match="worker 1 gave no result: its process ended with exit code 3"
-    ):  # not that 0 lost it
-        run_processes(vanish, 2)
-    assert time.monotonic() - begin < 30
 
 
 def test_a_send_over_a_connection_that_is_already_closed_is_a_lost_neighbour(monkeypatch):

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections import ChainMap
 
 import pytest
 import torch
@@ -18,11 +17,11 @@ from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED
 from tests.suite.pipeline.build import build, differences, join, mini_batch, unpartitioned
+from tests.suite.pipeline.freezing import FREEZES, frozen_toy
 from tests.suite.pipeline.torch_schedules import KINDS, dump
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 EXAMPLES = 7  # ragged for M = 3; fewer than M = 8
-MICRO_BATCHES = (1, 3, 8)
 REMATS = ("always", "except_last", "never")
 ONE_CELL = (
     *(ScheduleConfig("fill_drain", (MAX_LIVE_GRAPHS[remat],)) for remat in REMATS),
@@ -37,20 +36,17 @@ SEVERAL_CELLS = (
 )
 ON_A_V = tuple(ScheduleConfig(name, (graphs,), 2) for name in V_SHAPED for graphs in (1, UNLIMITED))
 SEVERAL_CELLS_DEFERRING = (ScheduleConfig("zero_bubble", (1,), 2), ScheduleConfig("zero_bubble", (UNLIMITED,), 2))
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
-CASES = {
-    "toy": [*((torch.float64, count) for count in MICRO_BATCHES), (torch.float32, 3)],
-    "transformer": [(torch.float64, 3)],
-}
-"""In fp64 a wrong order or a lost term shows; that fp32 works too needs no more than one. The toy has each kind of
-tensor and each M, the Transformer dropout and attention in each schedule."""
+TOLERANCE = 1e-12
+"""In fp64 a wrong order or a lost term shows."""
+MICRO_BATCHES = (1, 3, 8)
+"""For the toy, which has each kind of tensor; other models have three."""
 
 
-def transformer(dtype):
+def transformer():
     shape = TransformerShape(2, 12, 20, 2, 29, head_width=8, dropout=0.2)
     with torch.device("meta"):
         made = transformer_layers(shape)
-    return [layer.to(dtype) for layer in made], TranslationLoss(0.1)
+    return [layer.double() for layer in made], TranslationLoss(0.1)
 
 
 def sentences(seed, micro_batches):
@@ -64,69 +60,84 @@ def sentences(seed, micro_batches):
     return ReplicaBatch(inputs, targets, float((labels != 0).sum()))
 
 
-def toy(dtype):
-    return toy_layers(dtype), SumLoss()
+def toy():
+    return toy_layers(torch.float64), SumLoss()
 
 
 def toy_sentences(seed, micro_batches):
     return mini_batch(*toy_batch(EXAMPLES, seed), micro_batches)
 
 
+def frozen(name):
+    return frozen_toy(name, torch.float64), SumLoss()
+
+
 MODELS = {"toy": (toy, toy_sentences), "transformer": (transformer, sentences)}
+MODELS |= {f"frozen: {name}": (functools.partial(frozen, name), toy_sentences) for name in FREEZES}
+"""A frozen parameter's gradient is nothing, or zeros."""
 
 
 @functools.cache
-def truth(model: str, dtype, step: int, micro_batches: int):
+def truth(model: str, step: int, micro_batches: int):
     """Returns the objective and the gradients of the unpartitioned model."""
     make, batches = MODELS[model]
-    return unpartitioned(*make(dtype), batches(step, micro_batches), step)
+    return unpartitioned(*make(), batches(step, micro_batches), step)
 
 
-def compare(rank: int, world: int, rendezvous: str, model: str, groups):
-    """Returns, for each group of schedules, what ``compare_group`` does."""
+def counts_of(model: str):
+    return MICRO_BATCHES if model == "toy" else (3,)
+
+
+def compare(rank: int, world: int, rendezvous: str, cases):
+    """Returns, for each model with a group of schedules, what ``compare_group`` does."""
     join(rank, world, rendezvous)
-    return [compare_group(RankCoord(rank, world, 1), model, schedule_configs) for schedule_configs in groups]
+    return [compare_group(RankCoord(rank, world, 1), *case) for case in cases]
 
 
 def compare_group(coord: RankCoord, model: str, schedule_configs):
     """Returns, for each case, the largest difference of this stage's gradients and of the objective."""
     make, batches = MODELS[model]
+    layers, loss = make()
+    executor, ties, named, _ = build(coord, layers, loss, schedule_configs[0])
     found = []
-    for dtype in dict(CASES[model]):
-        layers, loss = make(dtype)
-        executor, ties, named, _ = build(coord, layers, loss, schedule_configs[0])
-        coord = executor.coord
-        counts = [count for kind, count in CASES[model] if kind == dtype]
-        for (step, micro_batches), schedule_config in itertools.product(enumerate(counts), schedule_configs):
-            batch = batches(step, micro_batches)
-            executor.schedule_config = schedule_config
-            for parameter in named.values():
-                parameter.grad = None
-            sums = executor.train(batch, step)
-            ties.sum_gradients()
-            objective, expected = truth(model, dtype, step, micro_batches)
-            case = (str(dtype), micro_batches, str(schedule_config))
-            found += [(*case, key, difference) for key, difference in differences(named, expected).items()]
-            if coord.has_loss:
-                found.append((*case, "objective", abs(sums.objective - objective) / objective))
+    for (step, micro_batches), schedule_config in itertools.product(enumerate(counts_of(model)), schedule_configs):
+        executor.schedule_config = schedule_config
+        for parameter in named.values():
+            parameter.grad = None
+        sums = executor.train(batches(step, micro_batches), step)
+        ties.sum_gradients()
+        objective, expected = truth(model, step, micro_batches)
+        case = (micro_batches, str(schedule_config))
+        found += [(*case, key, difference) for key, difference in differences(named, expected).items()]
+        if executor.coord.has_loss:
+            found.append((*case, "objective", abs(sums.objective - objective) / objective))
     return found
 
 
 ALL = (ONE_CELL, DEFERRING, SEVERAL_CELLS, SEVERAL_CELLS_DEFERRING, ON_A_V)
+FROZEN = [
+    (f"frozen: {name}", [(SEVERAL_CELLS[1], SEVERAL_CELLS_DEFERRING[1])[at % 2]]) for at, name in enumerate(FREEZES)
+]
+
+
+def groups_of(model, groups):
+    return [(model, group) for group in groups]
 
 
 @pytest.mark.parametrize(
-    ("model", "stages", "groups"),
+    ("stages", "cases"),
     [
-        pytest.param("toy", 1, (ONE_CELL, DEFERRING), id="toy-1"),
-        pytest.param("toy", 2, ALL, marks=pytest.mark.slow, id="toy-2"),
-        pytest.param("toy", 3, ALL, id="toy-3"),
-        pytest.param("toy", 4, (ONE_CELL,), marks=pytest.mark.slow, id="toy-4"),
-        pytest.param("transformer", 3, ALL, id="transformer-3"),
+        pytest.param(1, groups_of("toy", (ONE_CELL, DEFERRING)), id="toy-1"),
+        pytest.param(2, groups_of("toy", ALL), marks=pytest.mark.slow, id="toy-2"),
+        pytest.param(3, groups_of("toy", ALL), id="toy-3"),
+        pytest.param(4, groups_of("toy", (ONE_CELL,)), marks=pytest.mark.slow, id="toy-4"),
+        pytest.param(3, groups_of("transformer", [group[:1] for group in ALL]) + FROZEN, id="transformer-and-frozen-3"),
+        pytest.param(3, groups_of("transformer", ALL), marks=pytest.mark.slow, id="transformer-3"),
     ],
 )
-def test_gradients_equal_the_unpartitioned_model(model, stages, groups):
-    check(stages, model, groups)
+def test_gradients_equal_the_unpartitioned_model(stages, cases):
+    """The schedules that come first recompute."""
+    check(stages, cases)
 
 
 @pytest.mark.slow
@@ -134,57 +145,18 @@ def test_gradients_equal_the_unpartitioned_model(model, stages, groups):
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_a_schedule_from_a_file_equal_the_unpartitioned_model(kind, stages, tmp_path):
     rows = read_rows(dump(kind, tmp_path / kind, stages, 2 * stages * max(MICRO_BATCHES)))
-    check(stages, "toy", [[ScheduleConfig("csv", (graphs,), 2, rows) for graphs in (1, UNLIMITED)]])
+    check(stages, [("toy", [ScheduleConfig("csv", (graphs,), 2, rows) for graphs in (1, UNLIMITED)])])
 
 
-ASCENDING = (
-    ScheduleConfig("1f1b", (UNLIMITED,)),
-    ScheduleConfig("zero_bubble", (1,)),
-    ScheduleConfig("interleaved", (1,), 2),
-    *ON_A_V,
-)
-"""Schedules that run the backwards of a cell from the first micro-batch to the last; fill-drain does the opposite."""
-
-
-def gradients(rank: int, world: int, rendezvous: str, schedule_configs):
-    """Returns, for each schedule, the bytes of this stage's gradients in fp32, with five micro-batches and with one."""
-    join(rank, world, rendezvous)
-    found = []
-    for schedule_config in schedule_configs:
-        made = {}
-        executor, ties, named, _ = build(RankCoord(rank, world, 1), *toy(torch.float32), schedule_config)
-        for micro_batches in (5, 1):
-            for parameter in named.values():
-                parameter.grad = None
-            executor.train(toy_sentences(0, micro_batches), 0)
-            ties.sum_gradients()
-            graded = {key: parameter.grad for key, parameter in named.items() if parameter.grad is not None}
-            made |= {(micro_batches, *key): gradient.numpy().tobytes() for key, gradient in graded.items()}
-        found.append(made)
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 3])
-def test_gradients_of_schedules_with_one_order_of_sums_are_the_same_bits(stages):
-    by_stage = run_processes(gradients, stages, (ScheduleConfig(), *ASCENDING))
-    fill_drain, first, *others = (dict(ChainMap(*own)) for own in zip(*by_stage, strict=True))
-    assert all(other == first for other in others)
-    assert fill_drain.keys() == first.keys()
-    assert {
-        micro_batches for micro_batches, *key in first if first[micro_batches, *key] != fill_drain[micro_batches, *key]
-    } == {5}
-
-
-def check(stages, model, groups):
-    """Trains all groups in the same processes; each has stages of its own."""
-    parameters = sum(1 for layer in MODELS[model][0](torch.float32)[0] for _ in layer.parameters())
-    for schedule_configs, *by_stage in zip(groups, *run_processes(compare, stages, model, groups), strict=True):
+def check(stages, cases):
+    """Trains all cases in the same processes; each has stages of its own."""
+    for (model, schedule_configs), *by_stage in zip(cases, *run_processes(compare, stages, cases), strict=True):
         found = [case for of_stage in by_stage for case in of_stage]
         # every parameter of every case was compared, plus one objective a case
-        assert len(found) == (parameters + 1) * len(schedule_configs) * len(CASES[model])
-        wrong = [case for case in found if not case[-1] <= TOLERANCE[getattr(torch, case[0].split(".")[1])]]
-        assert not wrong, wrong[:5]
+        parameters = sum(1 for layer in MODELS[model][0]()[0] for _ in layer.parameters())
+        assert len(found) == (parameters + 1) * len(schedule_configs) * len(counts_of(model))
+        wrong = [case for case in found if not case[-1] <= TOLERANCE]
+        assert not wrong, (model, wrong[:5])
 
 
 def test_the_toy_has_a_tie_and_gradients_that_matter():

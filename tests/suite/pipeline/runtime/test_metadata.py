@@ -1,7 +1,7 @@
 """The metadata of mini-batches: what one side encodes the other decodes, and known cuts are sent as numbers."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.pipeline.runtime import metadata as module
@@ -19,6 +19,7 @@ alive = st.builds(OpenSkip, st.sampled_from(NAMES), specs, st.none() | st.intege
 cuts = st.builds(CutSpec, st.lists(specs, max_size=4).map(tuple), st.lists(alive, max_size=3).map(tuple))
 
 
+@settings(max_examples=25)
 @given(st.lists(st.tuples(st.lists(cuts, max_size=5).map(tuple), st.integers(0, 10_000)), max_size=5))
 def test_metadata_survives_a_link(mini_batches):
     """Each mini-batch comes twice, so that some cuts are known and some mini-batches are as before."""

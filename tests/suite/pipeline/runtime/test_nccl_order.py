@@ -11,6 +11,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime import p2p
 from suite.pipeline.schedule.action import Action
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.marks import slow_but_for
 from tests.suite.pipeline.build import build, join, mini_batch
 from tests.suite.pipeline.schedule.nccl_proof import launched
 from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
@@ -105,7 +106,7 @@ def assumed(waits, stage):
     return without_repeats(lines)
 
 
-@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("stages", slow_but_for([3], [2, 3]))
 def test_the_executor_launches_what_the_proof_assumes(stages):
     configs = [replace(config, transport="nccl") for config in CONFIGS]
     for config, *of_stages in zip(configs, *run_processes(launches, stages, configs, 6), strict=True):

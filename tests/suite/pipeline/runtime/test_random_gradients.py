@@ -8,7 +8,6 @@ instead of a few
 import itertools
 import os
 import random
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch.distributed as dist
 from launch.backends.processes import run_processes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges
-from suite.pipeline.runtime.skip import communicating_pairs, find_skips
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.marks import slow_but_for
 from tests.suite.pipeline.build import build, differences, join, run, whole
@@ -91,55 +89,6 @@ def compare(rank: int, world: int, rendezvous: str, pipelines: list[Pipeline]):
 def test_gradients_equal_the_unpartitioned_model(stages):
     count = COUNT // len(STAGES)
     check([draw_pipeline(seed, stages) for seed in range(FIRST, FIRST + count)], stages)
-
-
-def pairs(pipeline: Pipeline):
-    """Returns the pairs of cells on different stages between which messages go."""
-    layers = pipeline.layers()
-    placement = pipeline.schedule_config.placement(pipeline.stages)
-    return communicating_pairs(find_skips(layers), cell_ranges(pipeline.cells, len(layers)), placement)
-
-
-def has_two_routes(pipeline: Pipeline):
-    """Whether a cell gets messages from two cells of another stage, or sends some to two."""
-    stage_of = pipeline.schedule_config.placement(pipeline.stages).stage_of
-    from_one = Counter((stage_of(giver), taker) for giver, taker in pairs(pipeline))
-    to_one = Counter((giver, stage_of(taker)) for giver, taker in pairs(pipeline))
-    return max((*from_one.values(), *to_one.values()), default=0) > 1
-
-
-def has_a_staying_skip(pipeline: Pipeline):
-    """Whether a skip goes from one cell to another of the same stage."""
-    cell_of = [at for at, size in enumerate(pipeline.cells) for _ in range(size)]
-    ends = [(cell_of[giver], cell_of[taker]) for giver, taker, _ in pipeline.skips]
-    placement = pipeline.schedule_config.placement(pipeline.stages)
-    return any(giver != taker and not placement.crosses(giver, taker) for giver, taker in ends)
-
-
-def turns(pipeline: Pipeline):
-    """Whether a cell and the next one are on the same stage."""
-    placement = pipeline.schedule_config.placement(pipeline.stages)
-    return any(not placement.crosses(cell, cell + 1) for cell in range(len(pipeline.cells) - 1))
-
-
-def begins_frozen(pipeline: Pipeline):
-    """Whether all parameters of the first cell are frozen, and another cell's are not."""
-    whole = {at for at in range(sum(pipeline.cells)) if sum(layer == at for layer, _ in pipeline.frozen) == 3}
-    return pipeline.stages > 1 and whole >= {*range(pipeline.cells[0])}
-
-
-def puts_gradients_off(pipeline: Pipeline):
-    """Whether a stage computes the gradients of weights apart."""
-    schedule = pipeline.schedule_config.actions(pipeline.stages, pipeline.micro_batches)
-    return any(action.kind == "W" for actions in schedule for action in actions)
-
-
-def test_the_pipelines_drawn_when_nothing_is_set_have_each_feature():
-    drawn = [draw_pipeline(seed, stages) for stages in STAGES for seed in range(DEFAULT // len(STAGES))]
-    for has_feature in (has_two_routes, has_a_staying_skip, turns, puts_gradients_off, begins_frozen):
-        assert any(map(has_feature, drawn)), has_feature.__name__
-    assert any(pipeline.frozen for pipeline in drawn)
-    assert any(pipeline.schedule_config.rows for pipeline in drawn)
 
 
 def check(pipelines, stages):

@@ -10,7 +10,6 @@ from torch import nn
 
 from experiments.custom.batches import SpecBatches
 from experiments.custom.layers import on_meta
-from experiments.custom.loss import SummedLoss
 from experiments.custom.spec_check import layers_of
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
@@ -20,7 +19,7 @@ from suite.pipeline.runtime.shape_inference import ShapeInference
 from suite.pipeline.runtime.skip import call
 from suite.settings import OptimizerSettings
 from tests.experiments.custom import models
-from tests.suite.pipeline.toy import Weighted
+from tests.suite.pipeline.toy import SquareLoss, Weighted
 
 IMAGES, ROWS = (2, 4, 6, 6), (2, 5, 8)
 LAYERS = {
@@ -52,12 +51,14 @@ def run(layers, tensors):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_in_bf16_has_the_shapes_and_types_of_its_run(name):
+def test_a_layer_in_bf16_has_the_shapes_and_types_of_its_run_and_can_be_estimated(name):
     shape, layer = LAYERS[name]
     layers = [nn.Linear(shape[-1], shape[-1]), layer]
     x = torch.randn(shape)
     inferred = ShapeInference([on_meta(layer) for layer in layers], bf16=True).infer_all(CutSpec.of([x]))
     assert [cut.main for cut in inferred[1:]] == run(layers, (x,))
+    data, bf16 = MicroBatch((x,), (torch.zeros(1),)), OptimizerSettings(precision="bf16")
+    assert len(estimate([*map(on_meta, layers)], SquareLoss(), data, DEVICES["H100"], bf16)) == 2
 
 
 @pytest.mark.parametrize("model", models.MODELS, ids=lambda model: model.__name__)
@@ -84,18 +85,6 @@ def test_the_casts_that_other_threads_use_stay():
     assert casts[0].next_functions[0][0] is casts[1].next_functions[0][0]
 
 
-@pytest.mark.parametrize("model", models.MODELS, ids=lambda model: model.__name__)
-def test_a_model_in_bf16_can_be_estimated(model):
-    """The estimate of costs runs layer after layer on the inferred shapes."""
-    spec = model()
-    layers = [on_meta(layer.float()) for layer in layers_of(spec)]
-    batch = SpecBatches(spec, models.ROWS, seed=0).batch(0, 0, 1, spec.micro_batches)
-    data = MicroBatch(*(tuple(t.float() if t.is_floating_point() else t for t in part[0])
-                        for part in (batch.inputs, batch.targets)))  # fmt: skip
-    costs = estimate(layers, SummedLoss(spec, targets=1), data, DEVICES["H100"], OptimizerSettings(precision="bf16"))
-    assert len(costs) == len(layers)
-
-
 class Drops(nn.Module):
     """Drops its branch now and then, by Python's or numpy's numbers."""
 
@@ -111,7 +100,7 @@ class Drops(nn.Module):
 @pytest.mark.parametrize("bf16", [False, True])
 def test_a_layer_that_drops_itself_needs_a_gradient_whatever_was_drawn(draw, bf16):
     x = torch.randn(2, 8)
-    for seed in range(20):
+    for seed in range(8):
         random.seed(seed)
         np.random.seed(seed)
         layers = [on_meta(Drops(draw)), on_meta(nn.Dropout(0.5)), on_meta(nn.Tanh())]

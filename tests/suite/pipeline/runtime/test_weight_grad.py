@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from experiments.tables.sleeping import SquareError, SyntheticLayer
+from experiments.tables.sleeping import SquareError
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.runtime import weight_grad
 from suite.pipeline.runtime.weight_grad import WeightGradStore, with_deferrable_linears
@@ -69,15 +69,6 @@ def test_a_layer_changed_in_place_behind_it_is_still_right():
     for stack in (plain, split):
         torch.nn.functional.hardtanh(stack(x), -0.1, 0.1, inplace=True).sum().backward()
     torch.testing.assert_close(gradients(split), gradients(plain), rtol=0, atol=1e-12)
-
-
-def test_a_sleeping_layer_puts_off_half_of_its_backward():
-    layer = SyntheticLayer(0.0, 0.0, 0.0)
-    later = WeightGradStore(layer).run_deferred(lambda: layer(torch.ones(2, requires_grad=True)).sum().backward())
-    assert layer.weight.grad is None
-    assert len(later) == 1
-    later[0].add()
-    assert torch.equal(layer.weight.grad, torch.full((1,), 2.0))
 
 
 def gradients_of(actions, make_layers, monkeypatch=None):
