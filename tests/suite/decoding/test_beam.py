@@ -1,6 +1,5 @@
-"""The search against all sequences there are, against greedy decoding, and in company."""
+"""The search against one written by hand, in company."""
 
-import itertools
 import math
 
 import pytest
@@ -39,11 +38,6 @@ class Scorer:
         ]
         return self.logits()
 
-    def log_probability(self, seed, text):
-        return sum(
-            float(self.of(seed, text[:at]).log_softmax(-1)[word]) for at, word in enumerate(text)
-        )  # fmt: skip
-
 
 def decoded(seeds, words, limits, size, penalty=0.6):
     scorer = Scorer(seeds, words)
@@ -54,39 +48,14 @@ def decoded(seeds, words, limits, size, penalty=0.6):
     return beam
 
 
-def every_text(words, limit):
-    """Every text that a search may return: with its end mark, or as long as is allowed without one."""
-    plain = [word for word in range(words) if word != END]
-    for length in range(limit):
-        yield from ((*text, END) for text in itertools.product(plain, repeat=length))
-    yield from itertools.product(plain, repeat=limit)
-
-
-@settings(max_examples=60)
-@given(st.lists(st.integers(0, 10_000), min_size=1, max_size=3), st.integers(2, 4), st.data())
-def test_a_wide_beam_finds_the_best_of_all_texts(seeds, words, data):
-    limits = [data.draw(st.integers(1, 4)) for _ in seeds]
-    penalty = data.draw(st.sampled_from([0.0, 0.6, 1.0, 2.0]))
-    beam = decoded(seeds, words, limits, words**4, penalty)
-    for seed, limit, result, score in zip(seeds, limits, beam.results, beam.scores, strict=True):
-        scorer = Scorer([], words)
-        found = {
-            text: scorer.log_probability(seed, text) / ((5 + len(text)) / 6) ** penalty
-            for text in every_text(words, limit)
-        }
-        best = max(found, key=found.__getitem__)
-        assert score == pytest.approx(found[best], abs=1e-4)
-        assert tuple(result) == (best[:-1] if best[-1] == END else best)
-
-
 def by_hand(seed, words, limit, size, penalty):
     """The search as one would write it for one sentence, without an end before its time."""
     scorer, live, ended = Scorer([], words), [((), 0.0)], []
     for length in range(1, limit + 1):
         grown = [
-            ((*text, word), score + float(scorer.of(seed, text).log_softmax(-1)[word]))
+            ((*text, word), score + more)
             for text, score in live
-            for word in range(words)
+            for word, more in enumerate(scorer.of(seed, text).log_softmax(-1).tolist())
         ]
         best = sorted(grown, key=lambda one: -one[1])[:size]
         over = [one for one in best if one[0][-1] == END or length == limit]
@@ -96,13 +65,13 @@ def by_hand(seed, words, limit, size, penalty):
     return list(text[:-1] if text[-1] == END else text), score / ((5 + len(text)) / 6) ** penalty
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
-    st.lists(st.integers(0, 10_000), min_size=1, max_size=4), st.integers(2, 6), st.integers(1, 4),
+    st.lists(st.integers(0, 10_000), min_size=1, max_size=4), st.integers(2, 6), st.sampled_from([1, 2, 3, 4, 99]),
     st.sampled_from([0.0, 0.6, 1.0]), st.data(),
 )  # fmt: skip
-def test_a_narrow_beam_in_company_is_the_one_written_by_hand(seeds, words, size, penalty, data):
-    limits = [data.draw(st.integers(1, 7)) for _ in seeds]
+def test_a_beam_in_company_is_the_one_written_by_hand(seeds, words, size, penalty, data):
+    limits = [data.draw(st.integers(1, 7 if size < 9 else 4)) for _ in seeds]
     beam = decoded(seeds, words, limits, size, penalty)
     for place, seed in enumerate(seeds):
         result, score = by_hand(seed, words, limits[place], size, penalty)

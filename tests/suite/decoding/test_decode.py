@@ -35,7 +35,7 @@ def model():
     return made
 
 
-def sentences(count=23):
+def sentences(count=14):
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
     return [torch.randint(4, 30, (length,), generator=generator).tolist() for length in lengths]
@@ -79,21 +79,21 @@ def alone():
     return run_processes(write, 1, (7,), 5)[-1]
 
 
-# the entry is layer 3: in the middle of a stage, at the head of the first, second or last, and on a stage of its own
-@pytest.mark.parametrize("cells", [(5, 2), (3, 4), (1, 6), (3, 1, 3)], ids=str)
+# the entry is layer 3: in the middle of a stage, at the head of one, and on a stage of its own
+@pytest.mark.parametrize("cells", [(5, 2), (3, 4), (3, 1, 3)], ids=str)
 def test_tokens_are_the_same_at_every_k(cells, alone):
     assert run_processes(write, len(cells), cells, 5)[-1] == alone
 
 
 def test_what_is_written_ends_and_differs(alone):
     """Or the tests above would compare nothing."""
-    assert len({tuple(tokens) for tokens in alone[1]}) > 10
+    assert len({tuple(tokens) for tokens in alone[1]}) > 7
     assert len({len(tokens) for tokens in alone[1]}) > 3
     assert alone[1] != alone[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [1, 23])
+@pytest.mark.parametrize("at_once", [1, 14])
 def test_company_and_padding_change_no_token(at_once, alone):
     assert run_processes(write, 2, (4, 3), at_once)[-1] == alone
 
@@ -112,16 +112,21 @@ def test_a_stage_that_is_waited_for_too_long_is_named(late, message):
         run_processes(hurried, 2, (5, 2), 5, (1,), late)
 
 
-def greedy(source):
-    made, ids = model(), torch.tensor([source])
+def whole_forward(made, source, text):
+    """Returns the logits of each token's successor."""
+    tensors = (torch.tensor([source]), torch.tensor([text]))
+    for layer in made:
+        tensors = layer.eval()(*tensors) if isinstance(tensors, tuple) else layer(tensors)
+    return tensors[0]
+
+
+def greedy(made, source):
     text = [BEGIN]
     while len(text) <= limit(source) and END not in text:
-        tensors = (ids, torch.tensor([text]))
-        for layer in made:
-            tensors = layer.eval()(*tensors) if isinstance(tensors, tuple) else layer(tensors)
-        text.append(int(tensors[0, -1].argmax()))
+        text.append(int(whole_forward(made, source, text)[-1].argmax()))
     return [token for token in text[1:] if token != END]
 
 
 def test_greedy_is_the_whole_forward_again_and_again(alone):
-    assert alone[1] == [greedy(source) for source in sentences()]
+    made = model()
+    assert alone[1] == [greedy(made, source) for source in sentences()]

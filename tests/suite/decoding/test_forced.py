@@ -10,15 +10,8 @@ from suite.decoding.forced import ForcedDecoding
 from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.errors import NonFiniteError
 from suite.pipeline.model.topology import RankCoord
-from tests.suite.decoding.test_decode import BEGIN, END, PADDING, model, sentences
+from tests.suite.decoding.test_decode import BEGIN, END, PADDING, model, sentences, whole_forward
 from tests.suite.pipeline.build import CPU
-
-
-def by_whole_forward(source, target):
-    tensors = (torch.tensor([source]), torch.tensor([[BEGIN, *target[:-1]]]))
-    for layer in model():
-        tensors = layer.eval()(*tensors) if isinstance(tensors, tuple) else layer(tensors)
-    return torch.nn.functional.cross_entropy(tensors[0], torch.tensor(target), reduction="none").tolist()
 
 
 def test_the_nll_is_that_of_the_whole_forward():
@@ -37,7 +30,9 @@ def test_the_nll_is_that_of_the_whole_forward():
              for at, nll in zip(group, search.results, strict=True)}  # fmt: skip
     assert len({len(nll) for nll in found.values()}) > 3
     for at, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        assert found[at] == pytest.approx(by_whole_forward(source, target), rel=1e-4, abs=1e-5)
+        logits = whole_forward(made, source, [BEGIN, *target[:-1]])
+        wanted = torch.nn.functional.cross_entropy(logits, torch.tensor(target), reduction="none").tolist()
+        assert found[at] == pytest.approx(wanted, rel=1e-4, abs=1e-5)
 
 
 def test_logits_that_are_not_finite_are_an_error():

@@ -65,11 +65,3 @@ def test_the_entropy_of_even_and_certain_tokens():
     assert unigram_entropy([torch.tensor([7, 7, 9, 9])], padding=7) == 0
     with pytest.raises(DataError, match="without tokens"):
         unigram_entropy([torch.zeros(4, dtype=torch.int64)])
-
-
-@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=9), min_size=1, max_size=4), st.integers(0, 99))
-def test_no_predictor_without_context_is_better(rows, seed):
-    labels = [torch.tensor(row) for row in rows]
-    predictor = torch.randn(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).log_softmax(0)
-    assert unigram_entropy(labels) <= -predictor[torch.cat(labels)].mean() + 1e-12
-    assert unigram_entropy(labels) == pytest.approx(unigram_entropy([torch.cat(labels)]))
