@@ -1,7 +1,6 @@
 """Adafactor in batches: torch's values, the bits of each parameter by itself, and no wait of the host."""
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from suite.pipeline.planning.estimate import OperatorRecorder
 from suite.training import adafactor
-from suite.training.adafactor import BATCH_BYTES, BATCH_COPIES, Adafactor
+from suite.training.adafactor import BATCH_COPIES, Adafactor
 
 SHAPES = ((64, 192), (64, 64), (2000, 64), (40000, 1), (64,), (1, 64), (3, 5, 7), (33, 1), ())
 
@@ -61,7 +60,7 @@ def assert_same_bits(one, other):
         assert all(torch.equal(state[name], other_state[name]) for name in state)
 
 
-def beside_torchs(groups, steps=8):
+def beside_torchs(groups, steps=4):
     """Trains two copies of the same groups, by torch and by ours; returns the results of both."""
     found = []
     for make in (torch.optim.Adafactor, Adafactor):
@@ -109,9 +108,8 @@ def test_a_parameter_has_the_same_bits_alone_and_in_any_batch(shape, threads, is
     """On a device, with some shapes that are always alone."""
     torch.set_num_threads(threads)
     monkeypatch.setattr(adafactor, "is_host", lambda device: is_host)
-    if not is_host:
-        monkeypatch.setattr(adafactor, "BATCH_BYTES", 1 << 15)
-    most = 17 if shape in ((2000, 64), (40000, 1)) else 64  # these are large, and have several batches before that
+    monkeypatch.setattr(adafactor, "BATCH_BYTES", 1 << 20 if is_host else 1 << 15)
+    most = 7 if shape in ((2000, 64), (40000, 1)) else 24  # these are large, and have several batches
     values = draw([shape] * most, 1)
     gradients = [draw([shape] * most, 2 + step) for step in range(2)]
     alone = [
@@ -121,24 +119,6 @@ def test_a_parameter_has_the_same_bits_alone_and_in_any_batch(shape, threads, is
     for count in (1, 2, 3, 7, most):
         batch = trained(values[:count], [of_step[:count] for of_step in gradients], weight_decay=0.1)
         assert_same_bits(batch, alone[:count])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("limit", [1, 1 << 12, BATCH_BYTES])
-def test_bits_depend_neither_on_the_neighbours_nor_on_threads_nor_on_the_size_of_batches(limit, dtype, monkeypatch):
-    """As on the stages of a pipeline: all in one process, and in two or three parts."""
-    shapes = [shape for shape in SHAPES for _ in range(3)]
-    values, gradients = draw(shapes, 3, dtype), [draw(shapes, 4 + step, dtype) for step in range(3)]
-    torch.set_num_threads(1)
-    whole = trained(values, gradients)
-    monkeypatch.setattr(adafactor, "BATCH_BYTES", limit)
-    torch.set_num_threads(2)
-    for cuts in ((0, 27), (0, 10, 27), (0, 4, 23, 27)):
-        parts = []
-        for begin, end in pairwise(cuts):
-            parts += trained(values[begin:end], [of_step[begin:end] for of_step in gradients])
-        assert_same_bits(parts, whole)
 
 
 def test_gradients_whose_memory_is_ordered_otherwise_change_no_bits():

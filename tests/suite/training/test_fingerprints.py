@@ -91,7 +91,10 @@ FAULTS = {
 }
 """Planted faults, one of each kind, and what is found first. Many more: ``tests/slow/train/test_planted_faults.py``."""
 
-BEHIND_GRADIENTS = "gradients kept", "late learning rate", "not clipped"
+IN_REVERSE = {"loss gradient": False, "dropped micro-batch": False, "not clipped": True}
+"""Faults of pipelines that add micro-batches in another order, too, and whether that explains what is found. One in an
+update is judged only where all gradients are equal to the bit."""
+
 PLANTS = {name: plant for name, (plant, _) in FAULTS.items()} | {
     "seed in recomputes": engine.another_seed_in_recomputes,
     "summed twice": engine.summed_twice,
@@ -127,7 +130,7 @@ def recorded(tmp_path_factory):
     cases = [(name, *how, None) for name, how in SAME.items()]
     cases += [(fault, 2, 1, IN_ORDER, fault) for fault in FAULTS]
     reverse = ScheduleConfig("fill_drain", (1,))
-    cases += [(f"{fault}, sums in reverse", 2, 1, reverse, fault) for fault in FAULTS]
+    cases += [(f"{fault}, sums in reverse", 2, 1, reverse, fault) for fault in IN_REVERSE]
     cases += [("seed in recomputes", 2, 1, ScheduleConfig("1f1b", (0,)), "seed in recomputes")]
     cases += [("summed twice", 1, 2, IN_ORDER, "summed twice")]
     run_processes(record, 2, folder, cases)
@@ -153,11 +156,10 @@ def test_a_planted_fault_is_found_where_it_is(recorded, fault):
     assert re.search(FAULTS[fault][1], first), text
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_not_taken_for_another_order_of_sums(recorded, fault):
-    """One in an update or a later step is: they are judged only where all gradients are equal to the bit."""
+@pytest.mark.parametrize(("fault", "is_explained"), IN_REVERSE.items())
+def test_a_planted_fault_before_the_update_is_not_taken_for_another_order_of_sums(recorded, fault, is_explained):
     found = compare(recorded("alone"), recorded(f"{fault}, sums in reverse"), "fp32")
-    assert found.is_explained == (fault in BEHIND_GRADIENTS), list(found.lines())
+    assert found.is_explained == is_explained, list(found.lines())
 
 
 def test_a_recompute_from_another_seed_is_named_as_one(recorded):

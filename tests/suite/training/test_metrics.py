@@ -24,26 +24,22 @@ def test_steps_are_read_without_validations(tmp_path):
 
 # a child's ru_maxrss begins at its parent's
 READ = r"""
-import re, sys, time
+import re, sys
 from pathlib import Path
 from suite.training.jsonl import last_line, reopen
 from suite.training.metrics import check_metrics, read_history
 
 path = Path(sys.argv[1])
-for read in (
-    lambda: (check_metrics(path), reopen(path, 999_990).close()),
-    lambda: read_history(path),
-    lambda: last_line(path, "train/loss"),
-):
-    begin = time.process_time()
-    read()
-    print(time.process_time() - begin)
+check_metrics(path)
+reopen(path, 999_990).close()
+read_history(path)
+last_line(path, "train/loss")
 print(1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]))
 """
 
 
 @pytest.mark.slow
-def test_a_resume_a_page_and_a_list_read_a_million_steps_quickly_in_little_memory(tmp_path):
+def test_a_resume_a_page_and_a_list_read_a_million_steps_in_little_memory(tmp_path):
     row = {"train/loss": 5.123456789, "train/nll": 4.987654321, "train/tokens": 123456789, "throughput/step_s": 0.1}
     rest, path, validated = json.dumps(row)[1:] + "\n", tmp_path / "metrics.jsonl", 777_777
     with path.open("w") as file:
@@ -51,9 +47,7 @@ def test_a_resume_a_page_and_a_list_read_a_million_steps_quickly_in_little_memor
         file.write(f'{{"step": {validated}, "valid/nll": 4.0}}\n')
         file.writelines(f'{{"step": {step}, {rest}' for step in range(validated + 1, 1_000_001))
     done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, check=True)
-    *seconds, peak_bytes = map(float, done.stdout.split())
-    assert max(seconds) < 4, seconds  # twice what a machine with nothing else to do takes at most
-    assert peak_bytes < 200 * 2**20
+    assert int(done.stdout) < 200 * 2**20
     assert last_line(path)["step"] == 999_990
     history = read_history(path)
     numbers = [step["step"] for step in history.steps]

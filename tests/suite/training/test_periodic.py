@@ -7,22 +7,6 @@ import time
 from suite.training.periodic import PeriodicThread
 
 
-def test_it_is_done_until_it_is_ended():
-    done, seen = 0, threading.Event()
-
-    def once_more():
-        nonlocal done
-        done += 1
-        if done == 3:
-            seen.set()
-
-    recurring = PeriodicThread(once_more, 0.01, "counting")
-    recurring.start()
-    assert seen.wait(60)
-    assert recurring.end()
-    assert not any(thread.name == "counting" for thread in threading.enumerate())
-
-
 def test_a_call_that_hangs_holds_up_no_end():
     began, released = threading.Event(), threading.Event()
 

@@ -23,7 +23,7 @@ RECIPES = (
     ScheduleConfig("zero_bubble", (UNLIMITED,)),
     ScheduleConfig("zero_bubble", (UNLIMITED,), 2),
 )
-ENGINES = (*(("adamw", schedule_config) for schedule_config in RECIPES), ("adafactor", RECIPES[-1]))  # ZeRO-1; none
+ENGINES = (("adamw", RECIPES[0]), ("adamw", RECIPES[1]), ("adafactor", RECIPES[-1]))  # ZeRO-1 twice, and none
 MICRO_BATCHES = (5, 1)  # of all replicas: 3 and 2; 1 and none
 SMALL = 100  # bytes of a bucket: several a stage, one of several parameters among them
 

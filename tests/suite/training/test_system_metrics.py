@@ -88,14 +88,6 @@ def test_the_peak_of_memory_is_that_of_the_kernel_in_bytes():
     assert peak_bytes(torch.device("cpu")) == pytest.approx(1024 * kib, rel=0.05)
 
 
-@pytest.mark.parametrize("torn", ["", "{", "not json\n", "[1]\n"])
-def test_a_torn_file_tells_nothing(tmp_path, torn):
-    with gauged(tmp_path, 1) as speaker:
-        path_of(tmp_path, 0, 0).write_text(torn)
-    speaker.sample()
-    assert {name.split("/")[1] for name in speaker.latest()} == {"stage.0.1"}
-
-
 def test_the_lines_of_a_long_run_become_rarer(tmp_path, monkeypatch):
     now, written = 0.0, []
     monkeypatch.setattr(system_metrics.time, "monotonic", lambda: now)

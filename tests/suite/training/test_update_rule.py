@@ -64,11 +64,6 @@ def test_the_rate_of_adafactor_is_the_one_that_acts(step):
     assert rate == pytest.approx(min(0.015 * (step + 1) / 40_000, (step + 1) ** -0.5))
 
 
-def test_adafactor_is_bounded():
-    capped = OptimizerSettings(name="adafactor", learning_rate=0.4, warmup_steps=10)
-    assert [learning_rate(step, capped) for step in (8, 39)] == [pytest.approx(1 / 3), 40**-0.5]
-
-
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
 def test_adafactor_rests_when_its_rate_has_fallen_to_zero(decay):
     """At a rate of exactly 0 parameters keep their bits and the state goes on: nothing is divided by the rate."""

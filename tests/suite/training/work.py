@@ -44,7 +44,7 @@ def run(rank, world, rendezvous, *where, **options):
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
     once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(), profile=None,
-    factors=lambda *_: (1.0, 1.0), fingerprints=None, dtype=torch.float32,
+    factors=lambda *_: (1.0, 1.0), fingerprints=None, dtype=torch.float32, every=20,
 ):  # fmt: skip
     """Returns ([(loss, norm)] of the speaking worker, {(layer, name): final value}) of this worker.
 
@@ -52,7 +52,7 @@ def trained(
     ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
     What was resumed is saved once more below ``again``, as it was loaded. ``at`` is called before each step. ``frozen``
     is what ``freeze`` takes, ``profile`` a folder and the steps to profile, ``factors`` those of each parameter's
-    update, ``fingerprints`` a folder for those of all steps.
+    update, ``fingerprints`` a folder for those of all steps. Every ``every`` steps a checkpoint is due.
     """
     coord = RankCoord(rank, stages, replicas)
     layers = freeze(toy_layers(dtype), frozen)
@@ -93,7 +93,7 @@ def trained(
     losses = Losses()
     trackers = [losses] if coord.is_metrics_rank else []
     traces, steps = profile or (None, None)
-    loop = TrainSettings(steps=until, checkpoint_every=20, max_nonfinite_steps=2, profile_steps=steps)
+    loop = TrainSettings(steps=until, checkpoint_every=every, max_nonfinite_steps=2, profile_steps=steps)
     profiler = step_profiler(loop, traces, coord, executor.stage.device)
     recorder = fingerprints and Fingerprints(executor, update, fingerprints, 0, until, total)
     setup = TrainingSetup(executor, update, batches, saver, trackers, profiler=profiler, fingerprints=recorder)

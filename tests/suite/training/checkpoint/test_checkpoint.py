@@ -13,7 +13,6 @@ from suite.pipeline.runtime.stage import Stage
 from suite.training.checkpoint import audit, check_model, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.manifest import digest
 from suite.training.checkpoint.reading import examine, folders_of
-from suite.training.checkpoint.retention import KEEP_LATEST
 from suite.training.checkpoint.storage import BEGUN, Storage
 from tests.suite.pipeline.build import CPU
 from tests.suite.pipeline.toy import toy_layers
@@ -29,11 +28,6 @@ def newest(folder):
     said = []
     found = newest_valid(folder, range(6), 6, said.append)
     return (found.step if found else None), said
-
-
-def test_the_newest_is_taken_and_older_ones_were_removed(folder):
-    assert newest(folder) == (60, [])
-    assert len(list(folder.glob("0*"))) == KEEP_LATEST
 
 
 def flip(path):
@@ -221,8 +215,8 @@ def test_another_versions_checkpoint_is_refused_by_name(folder, format, word):
 
 
 def test_harmed_files_give_an_error_by_name_or_the_right_state(written, tmp_path):
-    (ends,) = run_processes(fuzz, 1, written, tmp_path, 200, 1)
-    assert sum(ends.values()) == 200
+    (ends,) = run_processes(fuzz, 1, written, tmp_path, 80, 1)
+    assert sum(ends.values()) == 80
     assert min(ends[end] for end in ("the one before", "refused by name", "of this model")) > 0
 
 
