@@ -165,15 +165,14 @@ def test_a_set_that_changed_on_the_hub_is_not_mixed_up(tmp_path, monkeypatch):
         ImageData(folder_of_images(shown, tmp_path))
 
 
-@pytest.mark.parametrize("at", [3, 20])
-def test_a_damaged_image_is_named(tmp_path, monkeypatch, at):
+def test_a_damaged_image_is_named(tmp_path, monkeypatch):
     table = colours(30, 6, 5).to_dict()
     kinds = colours(1, 6, 5).features
-    table["img"][at] = {"bytes": table["img"][at]["bytes"][:40], "path": None}
+    table["img"][20] = {"bytes": table["img"][20]["bytes"][:40], "path": None}
     whole = datasets.DatasetDict(train=datasets.Dataset.from_dict(table, features=kinds), test=colours(6, 6, 5))
     monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
     shown = ImageSettings(source="owner/name", size=6)
-    with pytest.raises(DataError, match=f"train image {at} is damaged"):
+    with pytest.raises(DataError, match="train image 20 is damaged"):
         prepare_images(shown, 3, 5, tmp_path, lambda text: None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -74,8 +75,7 @@ def test_damage_is_named(own_cache: Path, settings: TextSettings, harm, named: s
     folder = folder_of(settings, own_cache)
     assert find_damage(folder) is None
     harm(folder)
-    with pytest.raises(AssertionError, match=named):
-        raise AssertionError(find_damage(folder))
+    assert re.search(named, find_damage(folder) or "")
 
 
 @pytest.mark.slow

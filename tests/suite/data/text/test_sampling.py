@@ -7,34 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.data.text.sampling import Draws, PairSampler, temperature_weights
+from suite.data.text.sampling import PairSampler, temperature_weights
 from suite.errors import DataError
 
 SIZES = [900, 0, 40, 3000, 120]
-WHOLE = st.integers(0, 2**63)
-
-
-def draws(seed: int, step: int, count: int = 300) -> Draws:
-    return PairSampler(SIZES, 5.0, seed).draws(step, count)
-
-
-def same(a: Draws, b: Draws) -> bool:
-    return all(
-        np.array_equal(getattr(a, name), getattr(b, name)) for name in ("languages", "pair_indices", "from_english")
-    )
-
-
-@given(WHOLE, WHOLE)
-def test_the_same_step_draws_the_same_pairs(seed: int, step: int):
-    assert same(draws(seed, step), draws(seed, step))
-    assert same(draws(seed, step)[:100], draws(seed, step, 100))
-    assert same(draws(seed, step, 256), draws(seed, step)[:256])
-
-
-@given(WHOLE, WHOLE, WHOLE, WHOLE)
-def test_another_seed_or_step_draws_others(seed: int, step: int, seed2: int, step2: int):
-    if (seed, step) != (seed2, step2):
-        assert not same(draws(seed, step), draws(seed2, step2))
 
 
 def test_draws_are_made_in_blocks_of_256():
