@@ -91,3 +91,17 @@ def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
     assert config.actions(3, 13)
     with pytest.raises(SettingError, match="deadlocks: stage 0 at"):
         replace(config, pairs=((0, 1), (0, 2), (1, 2))).actions(3, 13)
+
+
+def test_a_cell_receives_nothing_before_the_cell_before_it_has_begun():
+    """Cell 2 waits for the metadata of cell 1, begun on stage 0 when six messages of a skip from cell 0 are sent."""
+
+    def schedule(micro_batches):
+        cells = [[f"{cell}F{i}" for i in range(micro_batches)] for cell in range(4)]
+        back = [[f"{cell}B{i}" for i in range(micro_batches)] for cell in range(4)]
+        rows = (" ".join(cells[0] + cells[1] + back[1] + back[0]), " ".join(cells[2] + cells[3] + back[3] + back[2]))
+        return ScheduleConfig("csv", (99,), 2, rows, pairs=((0, 2), (1, 2)))
+
+    assert schedule(5).actions(2, 5)
+    with pytest.raises(SettingError, match=r"deadlocks: stage 0 at F0\.1, stage 1 at F0 wait"):
+        schedule(6).actions(2, 6)
