@@ -13,7 +13,7 @@ from launch.backends.processes import run_processes
 from launch.worker.build import PartitionedModel
 from models import amoebanet
 from suite.errors import SettingError
-from suite.pipeline.model.batchnorm import MicroBatchNorm, by_micro_batch, merge
+from suite.pipeline.model.batchnorm import MicroBatchNorm, RunningStats, by_micro_batch, merge
 from suite.pipeline.model.microbatch import ReplicaBatch, split
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import LossSums
@@ -149,6 +149,18 @@ def test_merging_is_as_exact_as_all_values_at_once(parts, seed, offset):
     torch.testing.assert_close(
         squares, (whole_of_it - whole_of_it.mean(0)).square().sum(0), rtol=1e-6, atol=1e-9 + abs(offset) * 1e-14
     )
+
+
+def test_a_mini_batch_that_is_not_applied_leaves_the_averages_and_is_forgotten():
+    layer = by_micro_batch(nn.Sequential(nn.BatchNorm2d(2)))
+    averages, norm = RunningStats(layer), layer[0]
+    for value, applied in ((100.0, False), (2.0, True)):
+        for i in range(2):
+            averages.begin(i)
+            layer(torch.full((1, 2, 1, 2), value))
+        averages.update(applied)
+        assert norm.recorded == {}
+    assert norm.running_mean.tolist() == pytest.approx([0.2, 0.2])
 
 
 def updated(rank: int, world: int, rendezvous: str):

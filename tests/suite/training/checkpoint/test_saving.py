@@ -1,5 +1,6 @@
 """Saving beside the training: what is saved, what a failure does, and what a kill leaves."""
 
+import os
 import resource
 import threading
 import time
@@ -39,6 +40,22 @@ class Gated(Storage):
     def write(self, path, data):
         assert path == OWNER or self.open.wait(60)
         super().write(path, data)
+
+
+def goes_on(rank, world, rendezvous, folder):
+    disk = Gated(folder)
+    one = Counting(rank, world, rendezvous, disk)
+    one.become(5)
+    one.saver.save(5, 0)
+    one.become(6)  # while nothing is written yet
+    before = os.listdir(folder)
+    disk.open.set()
+    one.saver.wait()
+    return before, restored(folder)
+
+
+def test_training_goes_on_while_a_save_is_written_and_the_state_is_that_of_the_save_point(tmp_path):
+    assert run_processes(goes_on, 1, str(tmp_path)) == [([OWNER], 5)]
 
 
 def outlives_its_save_point(rank, world, rendezvous, folder):
