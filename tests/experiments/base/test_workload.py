@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,10 @@ from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.sample import MicroBatch
-from suite.settings import OptimizerSettings, PipelineSettings
+from suite.settings import PipelineSettings
 
 LAPTOP = Cluster(2, 2**33, "cpu")
-SHAPE = LanguageModelShape(4, width=16, feed_forward=32, heads=2, vocabulary=50, context_length=12)
+SHAPE = LanguageModelShape(5, width=16, feed_forward=32, heads=2, vocabulary=50, context_length=12)
 
 
 def translation(settings: str = "", text: Path | None = None) -> TranslationExperiment:
@@ -39,14 +38,6 @@ def translation(settings: str = "", text: Path | None = None) -> TranslationExpe
     return run if text is None else run.with_prepared(text)
 
 
-@functools.cache
-def costs(settings: str = "") -> list[LayerCost]:
-    """Estimated anew for other settings: what a plan asks for is kept by key."""
-    work = translation(settings)
-    layers, loss = work.build()
-    return estimate(layers, loss, work.sample().largest, DEVICES["TPUv3"], work.optimizer)
-
-
 @pytest.fixture(scope="module")
 def text(cache: Path) -> Path:
     settings = translation().text
@@ -54,72 +45,56 @@ def text(cache: Path) -> Path:
     return folder_of(settings, cache)
 
 
+def language(micro_batches: int = 8, **pipeline: Any) -> Any:
+    return language_model(SHAPE, PipelineSettings(micro_batches=micro_batches, **pipeline))
+
+
+WORKS = {"translation": translation, "language model": language}
+SAME_COSTS = (
+    "pipeline.stages=3",
+    "pipeline.remat=never",
+    "pipeline.stages=2 pipeline.layers_per_cell=3,4",
+    "pipeline.micro_batches=4 pipeline.replicas=2",  # the same 8 micro-batches
+    "train.steps=7 train.checkpoint_every=2",
+    "trace=true tracking.wandb=disabled",
+)
+OTHER_COSTS = (
+    "pipeline.micro_batches=4",
+    "pipeline.replicas=2",
+    "optimizer.name=adafactor",
+    "optimizer.precision=bf16",
+    "model.feed_forward=256",
+    "model.dropout=0.1",
+    "model.blocks_per_stack=3",
+    "text.vocabulary=1201",
+)
+OTHER_ROWS = {
+    "translation": ("train.batch_tokens=1200", "text.max_length=16"),
+    "language model": ("train.batch_sequences=64", "text.length=16"),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_keys_are_equal_for_equal_costs_alone(name: str) -> None:
+    work = WORKS[name]()
+    assert {work.with_settings(settings).key() for settings in SAME_COSTS} == {work.key()}
+    for settings in (*OTHER_COSTS, *OTHER_ROWS[name]):
+        assert work.with_settings(settings).key() != work.key(), settings
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "pipeline.stages=3",
-        "pipeline.remat=never",
-        "pipeline.stages=2 pipeline.layers_per_cell=3,4",
-        "pipeline.micro_batches=4 pipeline.replicas=2",  # the same 8 micro-batches
-        "train.steps=7 train.checkpoint_every=2 train.valid_pairs=9",
-        "trace=true tracking.wandb=disabled",
-    ],
-)
-def test_translations_of_equal_costs_have_equal_keys(settings: str) -> None:
-    one, other = translation(), translation(settings)
-    assert other.key() == one.key()
-    assert costs(settings) == costs()
+def test_works_of_equal_keys_have_equal_costs() -> None:
+    def costs(work: TranslationExperiment) -> list[LayerCost]:
+        """Estimated anew: what a plan asks for is kept by key."""
+        layers, loss = work.build()
+        return estimate(layers, loss, work.sample().largest, DEVICES["TPUv3"], work.optimizer)
 
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "pipeline.micro_batches=4",
-        "pipeline.replicas=2",
-        "train.batch_tokens=1200",
-        "text.max_length=16",
-        "text.vocabulary=1201",
-        "optimizer.name=adafactor",
-        "optimizer.precision=bf16",
-        "model.feed_forward=256",
-        "model.dropout=0.1",
-        "model.blocks_per_stack=3",
-    ],
-)
-def test_translations_of_different_costs_have_different_keys(settings: str) -> None:
-    one, other = translation(), translation(settings)
-    assert other.key() != one.key()
-    assert costs(settings) != costs()
+    expected = costs(translation())
+    assert all(costs(translation(settings)) == expected for settings in SAME_COSTS)
 
 
 def test_real_text_and_rows_of_full_length_have_different_keys(text: Path) -> None:
     assert translation(text=text).key() != translation().key()
-
-
-def language(micro_batches: int = 8, optimizer: Any = None, shape: LanguageModelShape = SHAPE, **pipeline: Any) -> Any:
-    settings = PipelineSettings(micro_batches=micro_batches, **pipeline)
-    return language_model(shape, settings).model_copy(update={"optimizer": optimizer or OptimizerSettings()})
-
-
-def test_language_models_have_equal_keys_only_for_equal_costs() -> None:
-    one = language()
-    for same in (
-        language(stages=3),
-        language(remat="never"),
-        language(micro_batches=4, replicas=2),
-        language().with_settings("train.steps=5"),
-    ):
-        assert same.key() == one.key()
-    for other in (
-        language(micro_batches=16),
-        language(replicas=2),
-        language(optimizer=OptimizerSettings(name="adafactor")),
-        language(optimizer=OptimizerSettings(precision="bf16")),
-        language(shape=LanguageModelShape(4, width=16, feed_forward=64, heads=2, vocabulary=50, context_length=12)),
-        language().with_settings("train.batch_sequences=64"),
-    ):
-        assert other.key() != one.key()
 
 
 def test_a_language_model_is_sampled_by_full_sequences() -> None:
