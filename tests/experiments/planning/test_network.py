@@ -15,7 +15,7 @@ from experiments.planning.request import plan_request
 from suite.pipeline.planning.devices import DEVICES, GIB, Machine
 from suite.pipeline.planning.placement import Node
 from suite.pipeline.planning.simulate import Link, Links
-from tests.experiments.planning.works import LAPTOP, translation
+from tests.experiments.planning.works import LAPTOP, linear
 
 
 @given(
@@ -61,7 +61,7 @@ def test_a_network_faster_than_the_links_inside_does_not_make_the_all_reduce_fas
     ],
 )
 def test_a_plan_that_uses_the_network_names_its_links_and_no_other_does(cluster: str, told: str) -> None:
-    lines = plan_request(translation("pipeline.stages=4"), parse_cluster(cluster, LAPTOP), estimated_costs).lines()
+    lines = plan_request(linear("pipeline.stages=4"), parse_cluster(cluster, LAPTOP), estimated_costs).lines()
     assert [line for line in lines if "links, declared" in line] == ([f"  links, declared: {told}"] if told else [])
 
 

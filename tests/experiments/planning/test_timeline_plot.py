@@ -41,7 +41,7 @@ def widest(image: np.ndarray, colour: str) -> int:
     return max(len(stretch) for row in rows for stretch in row.split("."))
 
 
-@pytest.mark.parametrize("stages", [1, 16])
+@pytest.mark.parametrize("stages", [1, 6])
 @pytest.mark.filterwarnings("error")
 def test_it_is_a_png_of_sensible_size_with_every_kind_of_action(tmp_path: Path, stages: int) -> None:
     timeline = step(stages)
@@ -67,16 +67,12 @@ def test_a_shorter_step_is_shorter_on_the_common_scale(tmp_path: Path) -> None:
     assert narrower == pytest.approx(short.seconds / long.seconds, rel=0.05)
 
 
-def test_a_stage_that_did_nothing_is_drawn_too(tmp_path: Path) -> None:
-    draw([("half", Timeline((step(1).rows[0], ())))], tmp_path / "half.png", "")
-    assert pixels(tmp_path / "half.png").size > 0
-
-
-def test_deferred_gradients_have_colours_and_second_cells_their_names(tmp_path: Path) -> None:
+def test_deferred_gradients_have_colours_second_cells_their_names_and_idle_stages_a_row(tmp_path: Path) -> None:
     deferred = simulate(
         ScheduleConfig("zero_bubble", (0,)).actions(2, 3), [CellCost(1.0, 1.0, 2.0, weight_grad_s=1.0)] * 2
     )
     cells = simulate(ScheduleConfig("interleaved", (0,), 2).actions(2, 3), [CellCost(1.0, 1.0, 2.0)] * 4)
-    draw([("deferred", deferred), ("cells", cells)], tmp_path / "step.png", "")
+    half = Timeline((step(1).rows[0], ()))
+    draw([("deferred", deferred), ("cells", cells), ("half", half)], tmp_path / "step.png", "")
     assert all(share(pixels(tmp_path / "step.png"), COLOURS[kind]) > 0.005 for kind in "IW")
     assert "B2.1" in {str(span) for row in cells.rows for span in row}
