@@ -27,7 +27,7 @@ def write_scores(folder: Path, directions: dict[str, dict], right: float, **more
     (folder / "scores").mkdir(parents=True, exist_ok=True)
     chance, records = random.Random(f"{folder.parent.name}/{folder.name}"), {}  # the same wherever the test runs
     for name, scores in directions.items():
-        references = [" ".join(random.Random(f"{name}{at}").choices(WORDS, k=6)) for at in range(80)]
+        references = [" ".join(random.Random(f"{name}{at}").choices(WORDS, k=6)) for at in range(40)]
         written = [" ".join(word if chance.random() < right else "x" for word in line.split()) for line in references]
         for kind, texts in (("hyp", written), ("ref", references)):
             (folder / "scores" / f"{name}.{kind}").write_text("".join(f"{text}\n" for text in texts))
