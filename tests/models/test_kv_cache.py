@@ -51,7 +51,7 @@ def test_all_layers_from_the_target_on_extend():
         first_cached_layer([*model, torch.nn.Linear(1, 1)])
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_each_position_is_that_of_the_whole_forward(data):
     rows, width, first, more = (data.draw(st.integers(1, most)) for most in (4, 6, 4, 4))
@@ -66,7 +66,7 @@ def test_each_position_is_that_of_the_whole_forward(data):
         torch.testing.assert_close(logits, expected[:, at], rtol=0, atol=2e-5)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_moved_rows_are_those_of_the_whole_forward(data):
     """Sentences leave, hypotheses change places and fork: each row's logits are those of its own tokens."""

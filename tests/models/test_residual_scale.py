@@ -40,16 +40,31 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, BLOCKS)]
 
 
-@pytest.mark.parametrize("layers", [1, 64])
-def test_every_output_matrix_starts_scaled_by_depth_and_no_other(layers: int) -> None:
-    deep = TransformerShape(layers, 64, 256, 2, 40, head_width=32, residual_scale=0.5)
-    for shape in (deep, LanguageModelShape(layers, 64, 256, 2, 40, residual_scale=0.5)):
-        for block in blocks_of(model_of(shape)):
-            for name, child in block.named_children():
-                fused = 1 if isinstance(block, FeedForward) else child.out_features // 64
-                plain = math.sqrt(2 / (child.in_features + child.out_features // fused))
-                expected = plain * 0.5 / (2 * layers) if name == "outward" else plain
-                assert child.weight.std().item() == pytest.approx(expected, rel=0.06), name
+DEEP = (4, 64, 256, 2, 40)
+"""Numbers of a shape of 4 layers, whose attention is as wide as the model."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "attention", "feed_forward"),
+    [
+        (TransformerShape(*DEEP, head_width=32), 1, 1 / 4),
+        (TransformerShape(*DEEP, head_width=32, depth_scaled_init=False), 1, 1),
+        (TransformerShape(*DEEP, head_width=32, residual_scale=0.5), 0.5 / 8, 0.5 / 8),
+        (LanguageModelShape(*DEEP), 1 / 4, 1 / 4),
+        (LanguageModelShape(*DEEP, residual_scale=0.5), 0.5 / 8, 0.5 / 8),
+    ],
+)
+def test_every_output_matrix_starts_scaled_by_depth_and_no_other(
+    shape: TransformerShape | LanguageModelShape, attention: float, feed_forward: float
+) -> None:
+    """Glorot's standard deviation of each of the matrices that are one projection, times the scale."""
+    for block in blocks_of(model_of(shape)):
+        is_feed_forward = isinstance(block, FeedForward)
+        for name, child in block.named_children():
+            fused = 1 if is_feed_forward else child.out_features // 64
+            plain = math.sqrt(2 / (child.in_features + child.out_features // fused))
+            scale = (feed_forward if is_feed_forward else attention) if name == "outward" else 1
+            assert child.weight.std().item() == pytest.approx(plain * scale, rel=0.06), name
 
 
 @pytest.mark.parametrize(
@@ -99,14 +114,6 @@ def train(model: nn.Sequential, settings: OptimizerSettings, factors) -> None:  
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate * group["lr_factor"]
         optimizer.step()
-
-
-@pytest.mark.parametrize(("scaled", "expected"), [(True, (1.0, 0.25)), (False, (1.0, 1.0))])
-def test_without_it_feed_forward_alone_starts_scaled_in_the_paper_s_model(
-    scaled: bool, expected: tuple[float, float]
-) -> None:
-    assert TransformerShape(4, 32, 48, 2, 40, depth_scaled_init=scaled).output_scales == expected
-    assert LanguageModelShape(4, 32, 48, 2, 40).output_scales == (0.25, 0.25)
 
 
 def test_without_it_no_parameter_has_a_rate_of_its_own() -> None:
