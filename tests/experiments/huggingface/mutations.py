@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -9,23 +10,21 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from tests.experiments.huggingface.config_mutations import cut_config, no_field, odd_field, other_field
 
-MODELS = {
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(n_layer=2, n_embd=16, n_head=2, vocab_size=50, n_positions=32, bos_token_id=0, eos_token_id=0)
-    ),
-    "llama": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=50, max_position_embeddings=32,
-        )
-    ),
-    "llama, tied": lambda: LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            vocab_size=50, max_position_embeddings=32, tie_word_embeddings=True,
-        )
-    ),
-}  # fmt: skip
+
+def gpt2():
+    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 50, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+
+def llama(**fields):
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=50, max_position_embeddings=32, **fields,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+MODELS = {"gpt2": gpt2, "llama": llama, "llama, tied": partial(llama, tie_word_embeddings=True)}
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 548105171\n"
 DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.int8, torch.int64, torch.bool]
 OTHER_FILES = (
@@ -74,11 +73,6 @@ def _shards(folder):
     return sorted(folder.glob("*.safetensors"))
 
 
-def _weights(folder, draw):
-    """One of the files with weights."""
-    return draw.choice(_shards(folder))
-
-
 def _index(folder):
     return folder / "model.safetensors.index.json"
 
@@ -124,21 +118,9 @@ def hub_keys_of_some(folder, draw):
     _rewritten(folder, lambda key, tensor: {key.removeprefix(body) if draw.random() < 0.5 else key: tensor})
 
 
-def prefixed(folder, draw):
-    prefix = draw.choice(["module.", "_orig_mod.", _body(folder), "base_model.model."])
-    _rewritten(folder, lambda key, tensor: {prefix + key: tensor})
-    return prefix
-
-
 def no_tensor(folder, draw):
     lost = draw.choice(_keys(folder))
     _rewritten(folder, lambda key, tensor: {} if key == lost else {key: tensor})
-    return lost
-
-
-def renamed_tensor(folder, draw):
-    lost = draw.choice(_keys(folder))
-    _rewritten(folder, lambda key, tensor: {key.replace("weight", "kernel") if key == lost else key: tensor})
     return lost
 
 
@@ -196,52 +178,12 @@ def another_dtype(folder, draw):
     return f"{dtype}, {'all' if all_of_them else chosen}"
 
 
-def larger_vocabulary(folder, draw):
-    _rewritten(folder, lambda key, tensor: {key: torch.cat([tensor, tensor[:3]]) if tensor.shape[0] == 50 else tensor})
-
-
-def not_a_number(folder, draw):
-    chosen = draw.choice(_keys(folder))
-    _rewritten(folder, lambda key, tensor: {key: tensor.float() * torch.nan if key == chosen else tensor})
-
-
-def truncated(folder, draw):
-    file = _weights(folder, draw)
-    data = file.read_bytes()
-    file.write_bytes(data[: draw.randrange(len(data))])
-    return file.name
-
-
-def empty(folder, draw):
-    file = draw.choice([*_shards(folder), *folder.glob("*.json")])
-    file.write_bytes(b"")
-    return file.name
-
-
-def pointer(folder, draw):
-    file = draw.choice([*_shards(folder), folder / "config.json", *folder.glob("*.index.json")])
-    file.write_text(POINTER)
-    return file.name
-
-
-def web_page(folder, draw):
-    file = draw.choice([*_shards(folder), folder / "config.json"])
-    file.write_text("<!DOCTYPE html><html><body>404</body></html>")
-    return file.name
-
-
 def flipped_bytes(folder, draw):
-    file = _weights(folder, draw)
+    file = draw.choice(_shards(folder))
     data = bytearray(file.read_bytes())
     for _ in range(draw.randrange(1, 4)):
         data[draw.randrange(0, 400)] = draw.randrange(256)
     file.write_bytes(data)
-    return file.name
-
-
-def no_file(folder, draw):
-    file = draw.choice([*_shards(folder), *folder.glob("*.json")])
-    file.unlink()
     return file.name
 
 
@@ -250,37 +192,6 @@ def a_folder_in_its_place(folder, draw):
     file.unlink()
     file.mkdir()
     return file.name
-
-
-def link(folder, draw):
-    file = draw.choice([*_shards(folder), folder / "config.json"])
-    target = folder.parent / "blobs" / file.name
-    target.parent.mkdir(exist_ok=True)
-    if draw.random() < 0.7:
-        file.rename(target)
-    file.unlink(missing_ok=True)
-    file.symlink_to(target)
-    return f"{file.name}, {'kept' if target.exists() else 'dangling'}"
-
-
-def other_files(folder, draw):
-    for name in draw.sample(OTHER_FILES, draw.randrange(1, len(OTHER_FILES))):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"stale" * 100)
-
-
-def only_other_weights(folder, draw):
-    for file in [*_shards(folder), *folder.glob("*.index.json")]:
-        file.unlink()
-    name = draw.choice(OTHER_FILES)
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(b"stale" * 100)
-    return name
-
-
-def no_tokenizer(folder, draw):
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
 
 
 def stale_index(folder, draw):
@@ -336,10 +247,8 @@ def cut_index(folder, draw):
 MUTATIONS = {
     change.__name__: change
     for change in (
-        hub_keys, hub_keys_of_some, prefixed, no_tensor, renamed_tensor, more_tensors, old_buffers,
-        tied_under_its_other_name, tied_twice, twice_by_prefix, another_shape, another_dtype, larger_vocabulary,
-        not_a_number, truncated, empty, pointer, web_page, flipped_bytes, no_file, a_folder_in_its_place, link,
-        other_files, only_other_weights, no_tokenizer, stale_index, whole_file_beside_shards, index_of_another_kind,
-        cut_index, odd_field, no_field, other_field, cut_config,
+        hub_keys, hub_keys_of_some, no_tensor, more_tensors, old_buffers, tied_under_its_other_name, tied_twice,
+        twice_by_prefix, another_shape, another_dtype, flipped_bytes, a_folder_in_its_place, stale_index,
+        whole_file_beside_shards, index_of_another_kind, cut_index, odd_field, no_field, other_field, cut_config,
     )
 }  # fmt: skip

@@ -6,8 +6,9 @@ import pytest
 
 from tests.experiments.huggingface.mutations import mutate, save_folders
 from tests.experiments.huggingface.outcomes import outcome
+from tests.marks import slow_but_for
 
-SEEDS = 60
+FAST, SEEDS = 24, 120
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +17,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:.*has no place for")
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", slow_but_for(range(FAST), range(SEEDS)))
 def test_a_changed_folder_is_loaded_or_refused(folders, seed, tmp_path):
     folder = tmp_path / "folder"
     shutil.copytree(folders[seed % len(folders)], folder)
