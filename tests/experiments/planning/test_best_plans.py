@@ -79,7 +79,7 @@ def test_only_shapes_that_no_other_exceeds_are_planned(kind, given: str, expecte
     [
         ("pipeline.stages=2 pipeline.schedule=1f1b", {(2, 4)}),
         ("pipeline.replicas=3 pipeline.micro_batches=16", {(2, 3)}),
-        ("pipeline.stages=2 pipeline.replicas=2 pipeline.remat=never", {(2, 2)}),
+        ("pipeline.stages=2 pipeline.replicas=2 pipeline.remat=always", {(2, 2)}),
         ("pipeline.layers_per_cell=3,4 pipeline.stages=2 pipeline.schedule=fill_drain", {(2, 4)}),
         ("pipeline.virtual_stages=2 pipeline.schedule=interleaved pipeline.stages=2", {(2, 4)}),
     ],
