@@ -87,7 +87,7 @@ def test_table_3_has_a_slow_link_in_its_simulation():
 
 def test_cells_of_every_k_and_m_do_the_same_work():
     work = {}
-    for stages, micro_batches in ((2, 1), (4, 4), (8, 32)):
+    for stages, micro_batches in ((2, 1), (8, 32)):
         for cut in (False, True):
             seconds, _, slowed = cell_seconds(48, "TPUv3", stages, micro_batches, cut)
             assert len(seconds) == stages
