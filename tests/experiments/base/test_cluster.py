@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -19,13 +20,10 @@ THIS = Cluster(4, 3 * GIB, "cpu")
     ("text", "devices", "memory", "nodes"),
     [
         ("16x16GiB", 16, 16 * GIB, 1),
-        ("128x16GiB", 128, 16 * GIB, 1),
         ("2x8xH100", 16, 79 * GIB, 2),
-        ("2xH100", 2, 79 * GIB, 1),
         ("H200", 1, 139 * GIB, 1),
         ("4xA100:40GiB", 4, 40 * GIB, 1),
         ("2x8xRTX 4090", 16, int(23.5 * GIB), 2),
-        ("8xMI300X", 8, 191 * GIB, 1),
         ("8xTPUv3", 8, 16 * GIB, 1),
         ("3x16GB", 3, 16 * 10**9, 1),
         ("1.5GiB", 1, 3 * GIB // 2, 1),
@@ -80,23 +78,6 @@ def test_equal_devices_in_two_parts_are_not_different() -> None:
     assert (parsed.notes, parsed.devices, [node.total for node in parsed.nodes]) == ((), 12, [8, 4])
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("8xH100+8xFOO+2xA100", "no device is called 'FOO'"),
-        ("8xH100+", "it has no device"),
-        ("8xH100+2xthis", "has this machine beside other devices"),
-        ("8xH100+8xTPUv3", "mixes GPUs and other devices"),
-        ("8xH100+0xA100", "no device is called '0xA100'"),
-    ],
-)
-def test_a_wrong_device_among_several_is_named(text: str, fault: str) -> None:
-    with pytest.raises(SettingError) as error:
-        parse_cluster(text, THIS)
-    assert fault in str(error.value)
-    assert repr(text) in str(error.value)
-
-
 def test_this_has_the_size_and_kind_of_the_machines_devices() -> None:
     parsed = parse_cluster("8xthis", THIS)
     assert (parsed.devices, parsed.bytes_per_device, parsed.kind, parsed.nodes) == (8, 3 * GIB, "cpu", ())
@@ -116,6 +97,8 @@ def test_this_has_the_size_and_kind_of_the_machines_devices() -> None:
         ("16x16", "no device is called '16'"),
         ("16x0GiB", "no device is called '0GiB'"),
         ("16GiB,16GiB", "no device is called"),
+        ("8xH100+8xFOO+2xA100", "no device is called 'FOO'"),
+        ("8xH100+", "it has no device"),
     ],
 )
 def test_an_invalid_cluster_is_one_sentence_with_the_format(text: str, part: str) -> None:
@@ -123,6 +106,12 @@ def test_an_invalid_cluster_is_one_sentence_with_the_format(text: str, part: str
         parse_cluster(text, THIS)
     assert part in str(fault.value)
     is_the_sentence(str(fault.value), text)
+
+
+def test_devices_that_make_no_cluster_together_are_refused() -> None:
+    for text, fault in (("8xH100+2xthis", "this machine beside other"), ("8xH100+8xTPUv3", "mixes GPUs and other")):
+        with pytest.raises(SettingError, match=f"--cluster '{re.escape(text)}' .*{fault} devices"):
+            parse_cluster(text, THIS)
 
 
 def is_the_sentence(message: str, text: str) -> None:
@@ -141,7 +130,7 @@ PIECES = (
 VALID = ("16x16GiB", "2x8xH100", "4 x 2 x 12 GiB", "4xA100-40GB", "A100:40GiB", "4xRTX 4090", "2x8xMI300X", "1.5GB")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_a_mutated_cluster_works_or_is_refused_in_the_sentence(seed: int) -> None:
     dice = random.Random(seed)
     text = dice.choice(VALID)

@@ -63,18 +63,10 @@ def records(draw: st.DrawFn) -> Experiment:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(records())
 def test_the_toml_round_trip_is_exact(record: Experiment) -> None:
     assert read_experiment(record.to_toml()) == record
-
-
-def test_none_survives_the_file_even_if_the_default_is_not_none() -> None:
-    assert OptimizerSettings().max_grad_norm is not None
-    record = t12_400m().with_settings("optimizer.max_grad_norm=none model.logit_clip=none")
-    again = read_experiment(record.to_toml())
-    assert again.optimizer.max_grad_norm is None
-    assert again.model.logit_clip is None
 
 
 def test_build_gives_layers_without_memory_and_the_loss() -> None:
@@ -160,7 +152,6 @@ def test_settings_reach_their_fields_with_their_types() -> None:
     ("setting", "message"),
     [
         ("train.steps=abc", "train.steps takes an integer; it was given 'abc'"),
-        ("text.vocabulary=abc", "^text.vocabulary takes an integer; it was given 'abc'$"),
         ("text.vocabulary=-5", "^text.vocabulary takes an integer, 300 or more; it was given -5$"),
         ("train.steps=0", "train.steps takes an integer, 1 or more; it was given 0$"),
         ("pipeline.micro_batches=automatic", "pipeline.micro_batches takes auto or an integer.*given 'automatic'"),
@@ -176,31 +167,21 @@ def test_settings_reach_their_fields_with_their_types() -> None:
             "pipeline.layers_per_cell=a,b",
             "pipeline.layers_per_cell takes integers such as 10,12, or none",
         ),
-        ("model.heads=none", "model.heads takes an integer; it was given 'none'"),
         ("model.width=63", "model.width takes an integer, a multiple of 2; it was given 63$"),
         ("model.heads=1000001", "model.heads takes an integer, 1000000 or less; it was given 1000001$"),
         ("model.vocabulary=5000", "set only text.vocabulary"),
         ("pipeline.stages=99", "the model has 15 layers"),
         ("train.stepz=5", "train.stepz is not a setting; did you mean train.steps"),
         ("steps=5", r"steps is not a setting; did you mean train.steps\?$"),
-        ("optimizer.lr=1", r"optimizer.lr is not a setting; did you mean optimizer.learning_rate\?$"),
         ("learning-rate=1", r"did you mean optimizer.learning_rate\?$"),
         ("train.learning_rate=1", r"did you mean optimizer.learning_rate\?$"),
         ("batch_size=8", r"did you mean train.batch_tokens\?$"),
-        ("train.epochs=3", r"did you mean train.steps\?$"),
-        ("gradient_accumulation_steps=4", r"did you mean pipeline.micro_batches\?$"),
-        ("optimizer.scheduler=cosine", r"did you mean optimizer.lr_decay\?$"),
-        ("train.bfloat16=true", r"did you mean optimizer.precision\?$"),
         ("pipeline.schedule=zb", r"given 'zb'; did you mean zero_bubble\?$"),
-        ("optimizer.precision=fp16", r"given 'fp16'; did you mean bf16\?$"),
-        ("train.weight_decay=0", r"did you mean optimizer.weight_decay\?$"),
         ("NUM_LAYERS=3", r"did you mean model.blocks_per_stack\?$"),
         ("optimizer.betas=0.9,0.95", r"did you mean optimizer.beta1, optimizer.beta2\?$"),
         ("pipeline.schedule=gpipe", r"given 'gpipe'; did you mean fill_drain\?$"),
         ("pipeline.schedule=1F1B", r"given '1F1B'; did you mean 1f1b\?$"),
-        ("optimizer.precision=bfloat16", r"given 'bfloat16'; did you mean bf16\?$"),
         ("train.steps=1.25e1", "train.steps takes an integer; it was given '1.25e1'"),
-        ("train.steps=1e-3", "train.steps takes an integer; it was given '1e-3'"),
         ("train.steps=" + "9" * 5000, r"train.steps takes an integer; it was given '9{99}\.\.\.: "),
         ("x" * 5000 + "=1", r"x{100}\.\.\. is not a setting"),
         ("train=5", "train is not a setting"),
@@ -234,7 +215,7 @@ def test_any_setting_works_or_is_refused_in_one_sentence_that_can_be_printed(nam
         *overrides.paths(type(experiment)),
         *(word for words in overrides.OTHER_NAMES.values() for word in words.split()),
     ]
-    for _ in range(300):
+    for _ in range(150):
         quote = chance.choice(["", "", "", "'", '"', "\\"])
         text = f"{chance.choice(paths)}{chance.choice(['='] * 9 + [''])}{quote}{chance.choice(VALUES)}{quote}"
         try:
@@ -293,8 +274,7 @@ def test_what_a_run_is_too_short_for_is_said_and_not_refused(settings, words):
 
 
 def test_a_mini_batch_larger_than_the_data_is_said():
-    models = Path(__file__).parents[1] / "custom/models.py"
-    run = find(f"{models}:two_inputs")
+    run = find(f"{Path(__file__).parents[1] / 'custom/test_param_groups.py'}:spec")
     assert not list(run.remarks())
     (said,) = run.with_settings("train.batch_rows=100000").remarks()
     assert re.fullmatch(r"train.batch_rows=100,000 of \d+ rows: a step takes rows several times; use \d+", said)
