@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
@@ -25,6 +25,7 @@ def numbers(count):
     return [(torch.tensor([float(row)]), row % 2) for row in range(count)]
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 20), st.integers(1, 9), st.integers(1, 3), st.integers(1, 4))
 def test_every_row_comes_once_an_epoch_whatever_the_replicas(rows, batch, replicas, micro_batches):
     batches = SpecBatches(spec(numbers(rows)), batch, seed=3)
@@ -156,9 +157,16 @@ def test_cross_entropy_with_units_of_your_own_is_a_mean_over_these():
     assert total == pytest.approx(sum(means))
 
 
-def test_a_loss_with_parameters_is_refused():
-    with pytest.raises(SettingError, match="has parameters, which would not be trained; move them into the last layer"):
-        SummedLoss(spec(numbers(2), nn.Bilinear(3, 3, 1)), targets=1)
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (nn.Bilinear(3, 3, 1), "has parameters, which would not be trained; move them into the last layer"),
+        (nn.CrossEntropyLoss(reduction="none"), 'returns one number a row; use reduction="mean" or reduction="sum"'),
+    ],
+)
+def test_a_loss_with_parameters_or_of_each_row_is_refused(loss, message):
+    with pytest.raises(SettingError, match=message):
+        SummedLoss(spec(numbers(2), loss), targets=1)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +197,6 @@ def test_data_may_draw_random_numbers_which_are_the_same_in_every_process():
                for one, other in zip(own, others, strict=True))  # fmt: skip
     assert not whole[0][0].equal(first.whole(5)[0][0])
     assert first.digest() == second.digest()
-
-
-def test_a_loss_of_each_row_is_refused():
-    with pytest.raises(SettingError, match='returns one number a row; use reduction="mean" or reduction="sum"'):
-        SummedLoss(spec(numbers(2), nn.CrossEntropyLoss(reduction="none")), targets=1)
 
 
 def test_a_mini_batch_whose_targets_are_all_ignored_is_refused():

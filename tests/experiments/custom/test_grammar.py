@@ -14,8 +14,9 @@ from experiments.custom.trial import Trial
 from tests.experiments.custom.grammar import PRODUCTIONS, Layer, W, draw
 from tests.experiments.custom.grammar_run import outcomes, refusal
 
-FOUND = (1029,)
-"""Seeds that trained something else: a first layer that drops itself got no gradient (mended)."""
+FOUND = (996,)
+"""Seeds that trained something else: a first layer that drops itself got no gradient (mended). With other productions
+another seed draws it."""
 
 COUNT = int(os.environ.get("RANDOM_LAYERS", "10"))
 """``make test-faults`` has two thousand."""

@@ -116,7 +116,7 @@ def test_losses_are_bit_equal_for_every_k(runs):
         assert len({runs[stages][-1][name, "fill_drain"][1] for stages in runs}) == 1, name
 
 
-@pytest.mark.parametrize("name", [model.__name__ for model in models.MODELS])
+@pytest.mark.parametrize("name", ["llama", "lstm_stack", "u_net", "frozen", "two_inputs"])
 def test_operations_are_those_that_torch_counts(name):
     spec = make(name)
     layers = layers_of(spec)

@@ -30,41 +30,16 @@ def failing(*arguments):
     raise KeyError("x\ny")
 
 
-VALUES = [
-    None,
-    0,
-    -1,
-    3,
-    2.5,
-    1e9,
-    float("nan"),
-    "",
-    "x",
-    [],
-    (),
-    {},
-    {"a": 1},
-    object(),
-    failing,
-    nn.Linear,
-    nn.ReLU(),
-    "é\0",
-    torch.zeros(3),
-    lambda *tensors: None,
-    lambda *tensors: 1.0,
-    lambda *tensors: tensors[0],
-    lambda *tensors: tensors,
-    range(5),
-    [(1, 2)],
+VALUES = (
+    *[None, 0, -1, 3, 2.5, 1e9, float("nan"), True, "", "x", "é\0", b"bytes", [], (), {}, {"a": 1}, object()],
+    *[failing, nn.Linear, nn.ReLU(), torch.zeros(3), range(5), iter([1]), [(1, 2)]],
+    *[lambda *tensors: None, lambda *tensors: 1.0, lambda *tensors: tensors[0], lambda *tensors: tensors],
     [([1.0] * WIDTH, 0)] * 8,
     [(torch.ones(WIDTH), torch.tensor(9))] * 8,
-    iter([1]),
-    b"bytes",
     nn.CrossEntropyLoss(reduction="none"),
     nn.CrossEntropyLoss(weight=torch.ones(2)),
     nn.MSELoss(),
-    True,
-]
+)
 FIELDS = list(TrainSpec.__dataclass_fields__)
 ODD = [made for made in PRODUCTIONS.values() if not made.changes]
 """Productions that make layers."""
@@ -99,6 +74,6 @@ def outcome(folder: Path, seed: int) -> str:
     return "refused" if said else "works"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_a_spec_works_or_is_refused_in_one_sentence(tmp_path, seed):
     assert outcome(tmp_path, seed) in ("works", "refused")

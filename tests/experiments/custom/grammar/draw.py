@@ -43,12 +43,14 @@ def names_of(source):
     return names if dice.random() < 0.8 else [*names[1:], dice.choice(REFUSED)]
 
 
-def layers_of(names, dice):
-    """Returns 3 to 6 layers of some productions, at least one of them plain."""
+def layers_of(names, dice, is_alone):
+    """Returns 3 to 6 layers of some productions, at least one of them plain; for one alone no more than two stages
+    need."""
     parts = [PRODUCTIONS[name].make() for name in names if not PRODUCTIONS[name].changes]
     while sum(map(_count, parts)) >= MOST_LAYERS:
         parts.pop()
-    rest = dice.randint(max(1, 3 - sum(map(_count, parts))), MOST_LAYERS - sum(map(_count, parts)))
+    count = sum(map(_count, parts))
+    rest = max(1, 2 - count) if is_alone else dice.randint(max(1, 3 - count), MOST_LAYERS - count)
     parts += [[nn.Linear(W, W) if at == 0 else dice.choice((nn.Tanh, nn.Softsign))()] for at in range(rest)]
     chunks = []
     while any(parts):  # each production keeps its order
@@ -97,10 +99,10 @@ def batch(rows, step):
 
 def spec(source):
     """Returns the TrainSpec of a source."""
-    names, dice = names_of(source), random.Random(source)
-    layers = layers_of(names, dice)
+    names, dice, is_alone = names_of(source), random.Random(source), ":alone_" in source
+    layers = layers_of(names, dice, is_alone)
     replicas = min(PRODUCTIONS[name].replicas for name in names)
-    if ":alone_" in source:
+    if is_alone:
         chosen = PipelineSettings(stages=2, replicas=replicas, micro_batches=2, schedule="zero_bubble")
     else:
         chosen = pipeline_of(dice, len(layers), replicas)

@@ -1,15 +1,13 @@
 """Layers that train: what Python allows, modules of torch, the meta device."""
 
-import functools
 import weakref
-from collections import defaultdict
-from functools import lru_cache, partial
+from functools import partial
 from types import MethodType, SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations, prune
 
 from tests.experiments.custom.grammar import PRODUCTIONS, Layer, Production, W, layer, production
 
@@ -21,16 +19,6 @@ def makes_a_table_at_first(self, x):
     if self.table is None:
         self.table = torch.arange(1.0, W + 1, device=x.device)
     return self.inner(x) * self.table
-
-
-@lru_cache
-def _table(rows, device):
-    return torch.linspace(1, 2, rows, device=device)[:, None]
-
-
-@layer()
-def reads_a_cached_table(self, x):
-    return self.inner(x) * _table(len(x), x.device)
 
 
 @layer(last=lambda: None)
@@ -53,28 +41,10 @@ def holds_constants():
 
 
 @production()
-def holds_its_own_module_twice():
-    made = Layer(lambda self, x: self.parts["a"][0](x))
-    made.parts = defaultdict(list, a=[made.inner])
-    return [made]
-
-
-@production()
-def nests_modules():
-    lists = nn.ModuleList([nn.ModuleList([nn.Linear(W, W)]), nn.ModuleDict({"a b": nn.Sequential(nn.Linear(W, W))})])
-    return [Layer(lambda self, x: self.lists[1]["a b"](self.lists[0][0](x)) + self.inner(x), lists=lists)]
-
-
-@production()
 def partial_of_its_own_parameter():
     made = Layer(lambda self, x: self.function(x))
     made.function = partial(F.linear, weight=made.inner.weight)
     return [made]
-
-
-@production()
-def partial_of_a_constant():
-    return [Layer(lambda self, x: self.function(self.inner(x)), function=partial(F.linear, weight=torch.randn(W, W)))]
 
 
 class OwnNames(nn.Module):
@@ -207,24 +177,6 @@ def knows_its_parent():
     return [made]
 
 
-@production()
-def has_a_class_made_at_run_time():
-    return [type("Made", (nn.Linear,), {"forward": lambda self, x: nn.Linear.forward(self, x).tanh()})(W, W)]
-
-
-@production()
-def has_a_cached_property():
-    class Cached(nn.Linear):
-        @functools.cached_property
-        def scale(self):
-            return torch.full((1,), 0.5, device=self.weight.device)
-
-        def forward(self, x):
-            return super().forward(x) * self.scale
-
-    return [Cached(W, W)]
-
-
 # ------------------------------------------------------------------------------------------ modules of torch
 
 
@@ -248,29 +200,11 @@ of_torch("old_spectral_norm", lambda: nn.utils.spectral_norm(linear()), replicas
 of_torch("orthogonal", lambda: parametrizations.orthogonal(linear()))
 of_torch("pruned", lambda: prune.random_unstructured(linear(), "weight", 0.5))
 of_torch("lstm", lambda: nn.LSTM(W, W, batch_first=True), lambda self, x: self.inner(x[:, None])[0][:, 0])
-of_torch("gru", lambda: nn.GRU(W, W, bidirectional=True), lambda self, x: self.inner(x)[0][:, :W])
 of_torch("attention", lambda: nn.MultiheadAttention(W, 2), lambda self, x: self.inner(x, x, x)[0])
-of_torch(
-    "encoder", lambda: nn.TransformerEncoderLayer(W, 2, 8, batch_first=True), lambda self, x: self.inner(x[None])[0]
-)
 of_torch("convolution", lambda: nn.Conv1d(1, 1, 3, padding=1), lambda self, x: self.inner(x[:, None])[:, 0])
 of_torch("norm", lambda: nn.Sequential(nn.LayerNorm(W), nn.GroupNorm(2, W), nn.RMSNorm(W)))
 of_torch("batch_norm", lambda: nn.BatchNorm2d(2), lambda self, x: self.inner(x.view(-1, 2, 3, 1)).view(-1, W))
 of_torch("embedding", lambda: nn.Embedding(8, W, padding_idx=0), lambda self, x: x + self.inner((x > 0).sum(1)))
-of_torch("bilinear", lambda: nn.Bilinear(W, W, W), lambda self, x: self.inner(x, x))
-of_torch("prelu", lambda: nn.Sequential(nn.PReLU(W), nn.ReLU(inplace=False), nn.Dropout(0.1)))
-
-
-class Symmetric(nn.Module):
-    def forward(self, weight):
-        return weight.triu() + weight.triu(1).t()
-
-
-@production()
-def has_a_parametrization():
-    made = linear()
-    parametrize.register_parametrization(made, "weight", Symmetric())
-    return [made]
 
 
 # ------------------------------------------------------------------------------------------ the meta device

@@ -20,11 +20,6 @@ def returns_nothing(self, x):
     self.inner(x)
 
 
-@layer(f"returns a dict; {NO_TENSOR}")
-def returns_a_dict(self, x):
-    return {"x": self.inner(x)}
-
-
 @layer("returns a tuple among its outputs")
 def returns_nested_tuples(self, x):
     return self.inner(x), (x,)
@@ -46,18 +41,6 @@ def returns_a_complex_tensor(self, x):
     return torch.fft.fft(self.inner(x))
 
 
-@layer("must not depend on values")
-def returns_some_rows(self, x):
-    return self.inner(x)[x[:, 0] > 0]
-
-
-@layer("must not depend on values")
-def asserts_values(self, x):
-    y = self.inner(x)
-    assert y.isfinite().all()
-    return y
-
-
 @layer("does not run on tensors without values")
 def branches_on_values(self, x):
     y = self.inner(x)
@@ -74,13 +57,6 @@ def detaches(self, x):
     return self.inner(x).detach()
 
 
-@layer("cannot take")
-def retains_gradients(self, x):
-    y = self.inner(x)
-    y.retain_grad()
-    return y
-
-
 @layer("in evaluation mode and float32")
 def returns_less_in_evaluation(self, x):
     return self.inner(x) if self.training else self.inner(x)[:, :3]
@@ -92,31 +68,11 @@ def fails_in_evaluation(self, x):
     return y if self.training else y @ y
 
 
-@production("has no attribute 'extra'")
-def a_tensor_with_an_attribute():
-    def gives(self, x):
-        y = self.inner(x)
-        y.extra = 2.0
-        return y
-
-    return [(Layer(gives), Layer(lambda self, x: self.inner(x) * x.extra))]
-
-
 class Marked(torch.Tensor):
     """A tensor with a method."""
 
     def doubled(self):
         return 2 * self
-
-
-@layer("does not run on tensors without values")
-def uses_a_tensor_class(self, x):
-    return self.inner(x).as_subclass(Marked).doubled().as_subclass(torch.Tensor)
-
-
-@layer("does not run on tensors without values", eye=lambda: torch.eye(W))
-def is_sparse_inside(self, x):
-    return torch.sparse.mm(self.eye.to_sparse(), self.inner(x).t()).t()
 
 
 @production("returns a Marked")
@@ -145,11 +101,6 @@ def clips_its_weight(self, x):
     return self.inner(x)
 
 
-@layer("in a forward", table=lambda: nn.Embedding.from_pretrained(torch.ones(4, W), freeze=False, max_norm=0.5))
-def bounds_an_embedding(self, x):
-    return self.inner(x) + self.table((x > 0).sum(1) % 4)
-
-
 @layer("changes its parameter inner.weight in a forward")
 def replaces_a_parameter(self, x):
     self.inner.weight = nn.Parameter(self.inner.weight.detach())
@@ -176,13 +127,6 @@ def freezes_itself(self, x):
 def counts_its_calls(self, x):
     self.calls += 1
     return self.inner(x) / self.calls
-
-
-@layer("it changes its attribute last; keep state in buffers", last=lambda: None)
-def remembers(self, x):
-    y = self.inner(x) if self.last is None else self.inner(x) + self.last
-    self.last = x.detach().mean(0)
-    return y
 
 
 @production("it changes its attribute 1.calls; keep state in buffers")

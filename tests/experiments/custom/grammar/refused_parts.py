@@ -61,13 +61,6 @@ def parameter_of_two_names():
 
 
 @production("two tensors over one memory")
-def tied_by_data():
-    first, last = nn.Linear(W, W), nn.Linear(W, W)
-    last.weight.data = first.weight.data
-    return [first, last]
-
-
-@production("two tensors over one memory")
 def tied_in_part_by_data():
     first, last, flat = nn.Linear(W, W), nn.Linear(W, W), torch.randn(W * W + 1)
     first.weight.data, last.weight.data = flat[:-1].view(W, W), flat[1:].view(W, W)
@@ -142,11 +135,6 @@ def captures_another_in_its_class():
     return [other, Local()]
 
 
-@layer("by the global GLOBAL")
-def uses_a_global(self, x):
-    return self.inner(x) + GLOBAL(x)
-
-
 def by_global(x):
     return GLOBAL(x)
 
@@ -191,16 +179,6 @@ def refuses_to_be_copied():
     return [Uncopied(W, W)]
 
 
-class NeverCopied(Layer):
-    def __deepcopy__(self, memo):
-        return self
-
-
-@production("copy")
-def its_copy_is_itself():
-    return [NeverCopied(lambda self, x: self.inner(x))]
-
-
 class CopiesItself(nn.Module):
     def __init__(self):
         super().__init__()
@@ -220,31 +198,9 @@ def copies_itself():
     return [CopiesItself()]
 
 
-class Slots(nn.Module):
-    __slots__ = ("scale",)
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.scale = nn.Linear(W, W), 2.0
-
-    def forward(self, x):
-        return self.inner(x) * self.scale
-
-
-@production("no attribute 'scale'")
-def module_with_slots():
-    return [Slots()]
-
-
 def adds_to_its_count(self, x):
     self.count += 1
     return self.inner(x)
-
-
-@production("whose memory another tensor has too")
-def shares_a_changing_buffer():
-    count = torch.zeros(1)
-    return [Layer(adds_to_its_count, count=count), Layer(adds_to_its_count, count=count)]
 
 
 @production("whose memory another tensor has too")

@@ -92,12 +92,6 @@ def one_parameter_in_two_layers():
 
 
 @production()
-def one_parameter_transposed():
-    w = parameter(W, W)
-    return [Layer(lambda self, x: x @ self.w, w=w), Layer(lambda self, x: self.inner(x) @ self.w.t(), w=w)]
-
-
-@production()
 def one_module_in_two_layers():
     shared = nn.Sequential(nn.Linear(W, W), nn.Tanh())
     return [

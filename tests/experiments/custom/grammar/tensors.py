@@ -1,7 +1,6 @@
 """Layers that train: outputs, in-place operations, parameters, buffers, draws."""
 
 import random
-from collections import namedtuple
 
 import numpy as np
 import torch
@@ -12,21 +11,12 @@ from tests.experiments.custom.grammar import Layer, W, layer, parameter, product
 
 # ------------------------------------------------------------------------------------------ outputs and operations
 
-Named = namedtuple("Named", "only")
-
 
 @layer()
 def adds_in_place(self, x):
     y = self.inner(x)
     y += 1
     return y.tanh_()
-
-
-@layer()
-def changes_its_view(self, x):
-    y = self.inner(x)
-    y[:, :2].clamp_(-1, 1)
-    return y
 
 
 @layer()
@@ -49,11 +39,6 @@ def returns_a_list(self, x):
     return [self.inner(x)]
 
 
-@layer()
-def returns_a_named_tuple(self, x):
-    return Named(self.inner(x))
-
-
 @layer(inner=lambda: None)
 def stops_the_gradient(self, x):
     return x.detach()
@@ -62,22 +47,6 @@ def stops_the_gradient(self, x):
 @layer()
 def mixes_rows(self, x):
     return self.inner(x - x.mean(0)) * len(x)
-
-
-@layer()
-def attends_over_rows(self, x):
-    y = self.inner(x)
-    return torch.softmax(y @ y.t(), 1) @ y
-
-
-@layer()
-def is_complex_inside(self, x):
-    return torch.fft.irfft(torch.fft.rfft(self.inner(x)) * 1j, n=W)
-
-
-@layer()
-def computes_in_double(self, x):
-    return F.linear(x.double(), self.inner.weight.double()).float()
 
 
 @layer()
@@ -90,11 +59,6 @@ def uses_autocast(self, x):
 @layer()
 def depends_on_the_mode(self, x):
     return self.inner(x) * (2 if self.training else 1)
-
-
-@layer()
-def takes_any_arguments(self, *inputs, scale=2.0, **others):
-    return self.inner(*inputs) * scale
 
 
 # ------------------------------------------------------------------------------------------ parameters and buffers
@@ -188,18 +152,6 @@ def parameters_in_one_memory():
 def counts_in_a_buffer(self, x):
     self.count += 1
     return self.inner(x) / self.count
-
-
-@layer(replicas=1, mean=lambda: torch.zeros(W))
-def averages_in_a_buffer(self, x):
-    self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
-    return self.inner(x - self.mean)
-
-
-@layer(replicas=1, ema=lambda: torch.zeros(W, W))
-def follows_its_weight(self, x):
-    self.ema.lerp_(self.inner.weight.detach(), 0.1)
-    return self.inner(x) + x @ self.ema
 
 
 @layer(replicas=1, queue=lambda: torch.zeros(4, W), place=lambda: torch.zeros(1, dtype=torch.long))
