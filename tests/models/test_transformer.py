@@ -140,6 +140,16 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         torch.testing.assert_close(alone[0], together[row], rtol=0, atol=1e-12)
 
 
+def test_places_are_numbered_by_sentence_and_padding_of_a_target_counts_to_the_first_source_place() -> None:
+    model, source, target = tiny(), ids(3, 5), ids(3, 4)
+    source[0, 1], source[0, 4], source[2] = END, 0, 0
+    target[0, 0], target[0, 2], target[0, 3:], target[1, 3:] = BEGIN, BEGIN, 0, 0
+    x, sentence, _ = model[0](source, target)
+    assert sentence.tolist() == [[1, 1, 2, 2, 0], [1] * 5, [0] * 5]
+    *_, both = model[3](x, sentence, target)
+    assert both.tolist() == [[1, 1, 2, 2, 0, 1, 1, 2, 1], [1] * 9, [0] * 5 + [1] * 4]
+
+
 def test_a_packed_row_gives_each_sentence_what_a_row_of_its_own_gives() -> None:
     torch.manual_seed(1)
     lengths = [(3, 5), (6, 2), (4, 4)]
