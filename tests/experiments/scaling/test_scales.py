@@ -195,9 +195,9 @@ def test_auto_takes_paper_where_it_fits_and_laptop_elsewhere(name: str) -> None:
 
 def test_paper_without_devices_is_refused_with_numbers() -> None:
     with pytest.raises(PlacementError) as fault:
-        resolve("t24_1_3b_wide", "paper", LAPTOP)
+        resolve("t12_400m", "paper", LAPTOP)
     message = str(fault.value)
-    assert "needs 16 GPUs (K = 2 stages x R = 8 replicas) with " in message
+    assert "needs 8 GPUs (K = 1 stages x R = 8 replicas) with " in message
     assert "there are 2 CPU cores with 12.0 GiB each" in message
     assert "--scale laptop" in message
 
@@ -235,8 +235,8 @@ def test_the_devices_that_a_refusal_names_are_enough(name: str, settings: str) -
 
 
 def test_settings_apply_before_the_choice_and_after_the_shrinking() -> None:
-    quarter = Cluster(4, 80 * GIB, "gpu")
-    large, _ = resolve("t24_1_3b_wide", "auto", quarter, "pipeline.replicas=2 pipeline.micro_batches=1024")
+    quarter = Cluster(2, 16 * GIB, "gpu")
+    large, _ = resolve("t12_400m", "auto", quarter, "pipeline.replicas=2 pipeline.micro_batches=1024")
     assert (large.scale, large.pipeline.replicas) == ("paper", 2)
     small, line = resolve("t24_1_3b_wide", "laptop", LAPTOP, "train.steps=7 model.width=32")
     assert (small.train.steps, small.model.width) == (7, 32)
