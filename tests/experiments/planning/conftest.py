@@ -10,8 +10,8 @@ from suite.pipeline.planning import devices, search
 
 @pytest.fixture(autouse=True)
 def _short_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The search finds its schedule after a hundredth of the actions."""
-    monkeypatch.setattr(search, "CLIMBED_ACTIONS", 3_000)
+    """The search finds its schedule after a few of the actions."""
+    monkeypatch.setattr(search, "UNREWARDED_ACTIONS", 3_000)
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_stages_of_several_cells_without_room_for_their_graphs_recompute_them():
 
 
 def test_the_same_arguments_find_the_same_schedule_and_a_climb_none_that_is_slower(monkeypatch):
-    monkeypatch.setattr(search_module, "CLIMBED_ACTIONS", 3_000)
+    monkeypatch.setattr(search_module, "UNREWARDED_ACTIONS", 3_000)
     costs = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
     problem = CellsProblem(CellPlacement(4), 6, costs, Link(), [[GRAPH]] * 4, limit_bytes=3)
     one, other = searched(problem), searched(problem)
@@ -115,6 +115,22 @@ def test_the_same_arguments_find_the_same_schedule_and_a_climb_none_that_is_slow
         search.climb()
     assert one.schedule() == other.schedule()
     assert one.step_s <= of_family_s
+
+
+def test_a_climb_ends_a_while_after_its_last_gain(monkeypatch):
+    monkeypatch.setattr(search_module, "UNREWARDED_ACTIONS", 2_000)
+    costs = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
+    search = searched(CellsProblem(CellPlacement(4), 6, costs, Link(), [[GRAPH]] * 4, limit_bytes=3))
+    since_gain, play = [0], search._play
+
+    def counted(policy):
+        before_s, found = search.step_s, play(policy)
+        since_gain[0] = 0 if search.step_s < before_s else since_gain[0] + found[1]
+        return found
+
+    search._play = counted
+    search.climb()
+    assert 2_000 <= since_gain[0] < 2_100
 
 
 @pytest.mark.parametrize("limit", [10, 12, 13])  # not even its inputs, not its graph, not the update
