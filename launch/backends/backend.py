@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
-from launch.backends.processes import LocalLauncher
+from launch.backends.processes import LocalLauncher, start_forkserver
 from launch.supervision.supervisor import Launcher
 from launch.worker.attempt import Attempt
 from launch.worker.devices import this_machine
@@ -34,6 +34,10 @@ class Backend:
     ) -> Result:
         """Returns what a function returns on a machine where so many devices are free and the folder ``data`` is."""
         return task()
+
+    def prepare_processes(self) -> None:
+        """Begins what ``on_free_devices`` needs to start processes, which takes seconds, and returns at once."""
+        start_forkserver()
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""

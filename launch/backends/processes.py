@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import multiprocessing as mp
 import os
@@ -13,10 +14,11 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,10 @@ OWN_SAFE_PATH = "gpipe"
 SOCKET = "/pymp-12345678/listener-12345678"
 """A path of the forkserver's socket in the folder of temporary files."""
 
+INTERFACES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+"""The network interfaces of torch.distributed. Workers take over those of this process as they are when it starts them:
+the forkserver may have begun before they were set. Without any, workers are on this machine alone."""
+
 STORE_S = 300
 """Seconds for a worker to connect to the rendezvous store."""
 
@@ -81,19 +87,16 @@ def run_processes(
     Raises WorkerDiedError when a process dies, ForkserverError when the forkserver dies, WorkerError when the deadline
     passes or ``should_stop`` returns True.
     """
-    check_socket_folder(tempfile.gettempdir(), SOCKET)
+    start_forkserver(preload)
     context = mp.get_context("forkserver")
-    context.set_forkserver_preload([*modules_to_preload(), *preload])
-    _start_resource_tracker()
     results: Any = context.Queue()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         rendezvous = f"file://{folder}/rendezvous"
-        tasks = [(target, rank, world, rendezvous, results, args) for rank in range(world)]
+        interfaces = {name: os.environ[name] for name in INTERFACES if name in os.environ}
+        tasks = [(results, interfaces, target, rank, world, rendezvous, *args) for rank in range(world)]
         processes: list[BaseProcess] = [context.Process(target=_call, args=task) for task in tasks]
         others = {worker.pid for worker in interrupts.workers()}
         try:
-            _start_server()
             for process in processes:
                 process.start()
                 _workers.add(process.pid)
@@ -156,20 +159,17 @@ def modules_to_preload() -> list[str]:
     return [*PRELOAD, *([] if has_gpu else PRELOAD_LATE), *(name for name in DATA_LIBRARIES if name in sys.modules)]
 
 
-def _start_resource_tracker() -> None:
-    """Starts the process that unlinks the semaphores of killed processes, with its warning about them disabled."""
-    before = list(sys.warnoptions)
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # the tracker is started with these options
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        sys.warnoptions[:] = before
+def start_forkserver(preload: Sequence[str] = ()) -> None:
+    """Starts the forkserver, which imports for seconds, also ``preload``; does nothing while it runs.
 
-
-def _start_server() -> None:
-    """Starts the forkserver with signals blocked, which its workers inherit: those of a terminal or a scheduler reach
-    them too, but this process ends them. It imports nothing from the current folder, in which a user may have a
-    ``datasets`` of their own."""
+    It starts with signals blocked, which its workers inherit: those of a terminal or a scheduler reach them too, but
+    this process ends them. It imports nothing from the current folder, in which a user may have a ``datasets`` of their
+    own."""
+    check_socket_folder(tempfile.gettempdir(), SOCKET)
+    mp.get_context("forkserver").set_forkserver_preload([*modules_to_preload(), *preload])
+    warn_options = list(sys.warnoptions)
+    # of the process that unlinks the semaphores of killed processes, which starts with these options
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     before, by_user = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS), os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = by_user or OWN_SAFE_PATH
     try:
@@ -178,6 +178,18 @@ def _start_server() -> None:
         if not by_user:
             del os.environ[SAFE_PATH]
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sys.warnoptions[:] = warn_options
+
+
+def _end_forkserver(of_process: int) -> None:
+    """Ends the forkserver with its process: one that still imports would keep the output of a command open."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # no public API
+    if pid is not None and os.getpid() == of_process:  # not in a fork
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+atexit.register(_end_forkserver, os.getpid())
 
 
 def _collect(processes: list[BaseProcess], results: Any, until: float, should_stop: Callable[[], bool]) -> list[Any]:
@@ -237,15 +249,14 @@ def _describe_end(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _call(
-    target: Callable[..., Any], rank: int, world: int, rendezvous: str, results: Any, args: tuple[Any, ...]
-) -> None:
+def _call(results: Any, interfaces: Mapping[str, str], target: Callable[..., Any], rank: int, *args: Any) -> None:
     end_with_parent()
     ignore_sigterm()
+    os.environ.update({"GLOO_SOCKET_IFNAME": "lo", **interfaces})
     if os.environ.get(SAFE_PATH) == OWN_SAFE_PATH:  # not for the worker's own processes
         del os.environ[SAFE_PATH]
     try:
-        results.put((rank, target(rank, world, rendezvous, *args), None))
+        results.put((rank, target(rank, *args), None))
     except BaseException as error:
         results.put((rank, None, (error if isinstance(error, SuiteError) else None, traceback.format_exc())))
         results.close()

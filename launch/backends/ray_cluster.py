@@ -86,6 +86,9 @@ class RayClusterBackend(Backend):
             left_out=tuple(self._connection.left_out.values()),
         )
 
+    def prepare_processes(self) -> None:
+        """Does nothing: another machine starts them."""
+
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         return RayLauncher(self._connection, attempt, planned, run_logger(attempt.run.messages))
 

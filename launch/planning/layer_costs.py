@@ -13,6 +13,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from suite.errors import PlacementError
 from suite.log import Log
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import Machine, this_device
+from suite.pipeline.planning.estimate import CudaDropout
 from suite.pipeline.planning.measure import COPIES, LEAST_ROUNDS, WARM_UPS
 
 if TYPE_CHECKING:
@@ -82,15 +84,16 @@ class MeasuredCosts:
         if record is None or reason:
             memory_bytes = _memory_bytes(cluster, workers)
             rates = self.backend.on_free_devices(partial(this_device, cluster.bytes_per_device), cluster, 1, self.log)
+            self.backend.prepare_processes()  # while the layers are estimated
             declared = Cluster(cluster.devices, cluster.bytes_per_device, cluster.kind, device=rates)
-            estimated = estimated_costs(work, declared)
+            with CudaDropout() if rates.is_cuda else nullcontext():
+                estimated = estimated_costs(work, declared)
             if reason_not_to := _reason_not_to_measure(estimated.costs, self.timeout_s, memory_bytes):
                 return replace(estimated, source=f"{estimated.source}, because {reason_not_to}")
             self.log(f"measuring the layers{reason} on {where}")
             self.cache.mkdir(parents=True, exist_ok=True)
             log_file = (self.cache / "measuring.log").resolve()
-            given = () if rates.is_cuda else estimated.costs  # a GPU's dropout has smaller masks: workers estimate
-            measure = partial(_measure, work, given, cluster, workers, threads, log_file)
+            measure = partial(_measure, work, estimated.costs, cluster, workers, threads, log_file)
             measurements = self.backend.on_free_devices(measure, cluster, workers, self.log, self.data)
             load = max(measurement.load for measurement in measurements)
             load = min(load, LOAD) if _is_here(cluster) else load
@@ -111,8 +114,8 @@ def _measure(
     from launch.backends.processes import run_processes
     from launch.worker.measure import measure_layers
 
-    facts = cluster.kind == "gpu", log_file, cluster.logits_bytes, _memory_bytes(cluster, workers), estimated
-    return run_processes(measure_layers, workers, work, threads, *facts)
+    facts = cluster.kind == "gpu", log_file, cluster.logits_bytes, _memory_bytes(cluster, workers)
+    return run_processes(measure_layers, workers, work, estimated, threads, *facts)
 
 
 def _reason_to_remeasure(cached: CostRecord, cluster: Cluster) -> str:

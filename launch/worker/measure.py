@@ -7,8 +7,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +24,6 @@ from suite.device import is_host, module_of, synchronize
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES
-from suite.pipeline.planning.estimate import CudaDropout, estimate
 from suite.pipeline.planning.measure import measure
 from suite.pipeline.planning.memory_tracker import keep_freed_memory
 from suite.pipeline.planning.partition import cell_ranges
@@ -51,15 +48,15 @@ def measure_layers(
     world: int,
     rendezvous: str,
     workload: Measurable,
+    estimated: Sequence[LayerCost],
     threads: int,
     use_gpu: bool,
     log_file: Path,
     logits_bytes: int = CPU_LOGITS_BYTES,
     memory_bytes: float = math.inf,
-    estimated: Sequence[LayerCost] = (),
 ) -> LayerMeasurements:
-    """Measures a workload's layers in ``world`` concurrent processes, like the workers of a run. Each may take
-    ``memory_bytes``. Starts from the ``estimated`` costs, by default its own.
+    """Measures a workload's layers, of ``estimated`` costs, in ``world`` concurrent processes, like the workers of a
+    run. Each may take ``memory_bytes``.
 
     The libraries' output goes to ``log_file``.
     """
@@ -80,9 +77,6 @@ def measure_layers(
 
     settings = workload.optimizer
     update = partial(single_device_update, settings=settings)
-    declared = replace(DEVICES["TPUv3"], is_cuda=not is_host(device))  # its rates do not matter
-    with CudaDropout() if declared.is_cuda else nullcontext():
-        estimated = estimated or estimate(layers, loss, sample.largest, declared, settings)
     begin_s, cpu_s = time.perf_counter(), time.process_time()
     costs = measure(estimated, layers, loss, sample, device, settings.precision, update, majority, memory_bytes)
     computes = majority(time.process_time() - cpu_s > (time.perf_counter() - begin_s) / 4)

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from launch.backends.processes import DATA_LIBRARIES, PRELOAD, PRELOAD_LATE, modules_to_preload, run_processes
+from launch.backends import processes
+from launch.backends.processes import (
+    DATA_LIBRARIES,
+    INTERFACES,
+    PRELOAD,
+    PRELOAD_LATE,
+    modules_to_preload,
+    run_processes,
+)
 from launch.backends.select import select_backend
 from suite.errors import ForkserverError, SettingError, WorkerError
 
@@ -37,6 +45,10 @@ def begin(rank, world, rendezvous):
 
 def sleep(rank, world, rendezvous):
     time.sleep(120)
+
+
+def interfaces(rank, world, rendezvous):
+    return [os.environ.get(name) for name in INTERFACES]
 
 
 def test_results_come_by_rank():
@@ -67,6 +79,24 @@ def test_a_worker_starts_with_its_modules_already_imported():
         assert seconds < imported / 2
         assert left_out > 10 * len(modules)
         assert thresholds == gc.get_threshold()
+
+
+def test_workers_are_on_this_machine_until_an_interface_is_chosen(monkeypatch):
+    """A rank of torchrun measures on its machine, before its workers meet those of others."""
+    for name in INTERFACES:
+        monkeypatch.delenv(name, raising=False)
+    assert run_processes(interfaces, 1) == [["lo", None]]
+    assert not {*INTERFACES} & {*os.environ}
+    for name in INTERFACES:
+        monkeypatch.setenv(name, "eth0")
+    assert run_processes(interfaces, 1) == [["eth0", "eth0"]]
+
+
+def test_a_command_that_ends_early_does_not_wait_for_the_imports_of_its_forkserver(tmp_path):
+    (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)")
+    code = "from launch.backends.processes import start_forkserver\nstart_forkserver(['endless'])"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(processes.__file__).parents[2]}"}
+    subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, timeout=120, check=True)
 
 
 def test_a_worker_gets_the_data_libraries_of_its_driver(monkeypatch):

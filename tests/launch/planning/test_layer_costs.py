@@ -40,8 +40,8 @@ def measured(monkeypatch):
     """Replaces the measuring processes by fixed numbers; returns the list of calls."""
     calls = []
 
-    def run(target, workers, work, threads, use_gpu, log, logits_bytes, memory_bytes, estimated):
-        expected = False, CPU_LOGITS_BYTES, 0 if layer_costs.this_device(0).is_cuda else len(work.build()[0])
+    def run(target, workers, work, estimated, threads, use_gpu, log, logits_bytes, memory_bytes):
+        expected = False, CPU_LOGITS_BYTES, len(work.build()[0])
         assert (use_gpu, logits_bytes, len(estimated), memory_bytes > 0) == (*expected, True)
         calls.append((workers, threads))
         return [LayerMeasurements(COSTS, Link(2e-4, 1.5e9), 300_000_000, load=3.5)] * workers
@@ -188,6 +188,21 @@ def test_costs_of_several_processes_are_mean_seconds_and_maximum_bytes():
     assert (joined.activation_bytes, joined.graph_peak_bytes, joined.parameters) == (30_000, 2000, 5000)
 
 
+def test_estimates_of_this_machines_gpu_count_a_byte_for_each_value_that_dropout_may_drop(monkeypatch, tmp_path):
+    """A block drops values twice: after attention and after its feed-forward layers."""
+    given, gpu, asked = [], replace(FAST, is_cuda=True), work(shape=replace(TINY, dropout=0.1))
+
+    def run(target, workers, work, estimated, *_):
+        given.extend(estimated)
+        return [LayerMeasurements(COSTS, Link(), 0)]
+
+    monkeypatch.setattr("launch.backends.processes.run_processes", run)
+    monkeypatch.setattr(layer_costs, "this_device", lambda memory: replace(gpu, memory_bytes=memory))
+    MeasuredCosts(tmp_path, ignore)(asked, THIS)
+    declared = estimated_costs(asked, replace(THIS, device=replace(gpu, name="declared"))).costs
+    assert declared[1].activation_bytes - given[1].activation_bytes == 2 * 3 * 8 * 8 * 16  # of 4 bytes for each value
+
+
 def test_layers_are_measured_in_processes_of_this_machine(tmp_path):
     """A small real measurement: two processes, the link between them, and a plan from it."""
     model = MeasuredCosts(tmp_path, ignore)
@@ -213,11 +228,6 @@ def test_the_measuring_time_is_estimated_for_the_clusters_device_not_this_machin
     assert not model(work(), THIS).measured
     assert not measured
     assert MeasuredCosts(tmp_path, ignore, WithDevice(FAST))(work(), THIS).measured
-
-
-def test_workers_on_a_gpu_estimate_themselves_because_its_dropout_has_masks_of_its_own(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(layer_costs, "this_device", lambda memory: replace(DEVICES["H100"], memory_bytes=memory))
-    assert MeasuredCosts(tmp_path, ignore)(work(), THIS).measured
 
 
 def test_remeasure_measures_costs_of_earlier_processes_once_more(measured, tmp_path, monkeypatch):

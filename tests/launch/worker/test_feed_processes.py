@@ -147,12 +147,12 @@ import sys, time, resource
 from pathlib import Path
 from launch.worker.feed_processes import FeedProcesses
 from suite.pipeline.model.topology import RankCoord
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 
 if __name__ == "__main__":
     if sys.argv[3] != "0":
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
-    experiment = read_experiment(Path(sys.argv[1]).read_text())
+    experiment = read_experiment_file(Path(sys.argv[1]))
     made = FeedProcesses(experiment, Path(sys.argv[2]), RankCoord(0, 1, 1), range(9), 2)
     made(0)
     print(*(process.pid for process in made._batches._workers), flush=True)
