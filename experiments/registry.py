@@ -55,28 +55,6 @@ def find(name: str) -> Experiment:
     return experiments()[name]()
 
 
-def read_experiment(text: str) -> Experiment:
-    """Reads what ``Experiment.to_toml`` wrote. Raises SettingError when it is not TOML or not an experiment."""
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as fault:
-        raise SettingError(f"the experiment's file is not valid TOML: {fault}; restore it or start a new run") from None
-    return _restored(values)
-
-
-def _restored(values: dict[str, Any]) -> Experiment:
-    written = values.pop("format", 1)
-    if written != FORMAT:
-        raise SettingError(
-            f"this run was written by another version of the suite: its experiment has format {written}, this version "
-            f"reads format {FORMAT}; resume it with the version that wrote it, or start a new run"
-        )
-    task = values.get("task")
-    if task not in TASKS:
-        raise SettingError(f"task is {task!r} in the experiment's file; it must be one of {', '.join(TASKS)}")
-    return TASKS[task].restored(values)
-
-
 def read_settings(path: Path) -> dict[str, Any]:
     """Returns what an ``experiment.toml`` says. Raises RunFileError for a damaged file and without one."""
     advice = "restore it from a copy, or start a new run"
@@ -91,8 +69,17 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def read_experiment_file(path: Path) -> Experiment:
     """Reads an ``experiment.toml``. Raises RunFileError for a damaged file, SettingError when it is no experiment."""
+    values = read_settings(path)
+    written, task = values.pop("format", 1), values.get("task")
+    if written != FORMAT:
+        raise SettingError(
+            f"{path}: this run was written by another version of the suite: its experiment has format {written}, this "
+            f"version reads format {FORMAT}; resume it with the version that wrote it, or start a new run"
+        )
+    if task not in TASKS:
+        raise SettingError(f"{path}: task is {task!r} in the experiment's file; it must be one of {', '.join(TASKS)}")
     try:
-        return _restored(read_settings(path))
+        return TASKS[task].restored(values)
     except SettingError as error:
         raise SettingError(f"{path}: {error}") from None
 

@@ -12,26 +12,26 @@ ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
     "launch": 1322,
-    "launch/backends": 1722,
+    "launch/backends": 1740,
     "launch/diagnostics": 784,
     "launch/diff": 951,
     "launch/inference": 1166,
     "launch/jobs": 660,
-    "launch/planning": 492,
+    "launch/planning": 495,
     "launch/runs": 507,
     "launch/supervision": 736,
     "launch/sweeps": 599,
     "launch/tracking": 553,
     "launch/train": 754,
     "launch/watching": 950,
-    "launch/worker": 1927,
-    "experiments": 169,
+    "launch/worker": 1921,
+    "experiments": 156,
     "experiments/base": 1148,
     "experiments/custom": 1956,
     "experiments/huggingface": 410,
     "experiments/images": 275,
     "experiments/language_model": 232,
-    "experiments/planning": 1373,
+    "experiments/planning": 1374,
     "experiments/report": 284,
     "experiments/scaling": 131,
     "experiments/sweeps": 1996,
@@ -43,8 +43,8 @@ BUDGETS = {
     "suite/decoding": 477,
     "suite/evaluation": 292,
     "suite/pipeline/model": 1186,
-    "suite/pipeline/planning": 3463,
-    "suite/pipeline/runtime": 2517,
+    "suite/pipeline/planning": 3465,
+    "suite/pipeline/runtime": 2512,
     "suite/pipeline/schedule": 1478,
     "suite/training": 4136,
 }
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 49_702
+MOST_LINES_OF_TESTS = 49_111
 
 
 def files() -> list[Path]:

@@ -146,7 +146,8 @@ def estimated_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
     )
     share = "" if device.efficiency == 1 else f" at {device.efficiency:.0%} of its peak"
     source = f"operations and bytes over {device.name}{share}"
-    costs, *extremes = _estimated(_KeyedWork(work, work.key()), device, cluster.logits_bytes)
+    of_any_memory = replace(device, memory_bytes=0)  # which no cost depends on
+    costs, *extremes = _estimated(_KeyedWork(work, work.key()), of_any_memory, cluster.logits_bytes)
     at_extremes = tuple(extremes) if cluster.device is not None else ()
     return LayerCosts(costs, machine, source, measured=False, device=cluster.device, at_extremes=at_extremes)
 

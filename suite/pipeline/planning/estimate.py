@@ -171,7 +171,7 @@ def _deferred(
 ) -> tuple[Phase, int]:
     """Returns the phase of deferrable weight gradients, and the bytes held until then."""
     weight_grads = WeightGradStore(with_deferrable_linears(layer))
-    if weight_grads.is_empty:
+    if not weight_grads.modules:
         return Phase(), 0
     for tensor in inputs:
         tensor.grad = None

@@ -63,15 +63,10 @@ class WeightGradStore:
     """The modules of one cell that can defer gradients."""
 
     def __init__(self, cell: nn.Module) -> None:
-        self._modules: list[Any] = [module for module in cell.modules() if hasattr(module, "gpipe_grad_queue")]
-        self._linears = [module for module in self._modules if isinstance(module, DeferrableLinear)]
+        self.modules: list[Any] = [module for module in cell.modules() if hasattr(module, "gpipe_grad_queue")]
+        self._linears = [module for module in self.modules if isinstance(module, DeferrableLinear)]
         self._parameters = list(cell.parameters())
         self._splits = True
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no module can defer gradients."""
-        return not self._modules
 
     def split_products(self, splits: bool) -> None:
         """Whether the backward of the next forwards may be deferred. In fp32 a backward that is not deferred is that of
@@ -101,12 +96,12 @@ class WeightGradStore:
     def run_deferred(self, backward: Callable[[], None]) -> DeferredGrads:
         """Runs a backward and returns the gradients that it deferred."""
         deferred: DeferredGrads = []
-        for module in self._modules:
+        for module in self.modules:
             module.gpipe_grad_queue = _ModuleQueue(module, deferred)
         try:
             backward()
         finally:
-            for module in self._modules:
+            for module in self.modules:
                 module.gpipe_grad_queue = None
         return deferred
 

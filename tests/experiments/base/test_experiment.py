@@ -18,13 +18,14 @@ from experiments.base import overrides
 from experiments.base.experiment import Experiment
 from experiments.base.setting_faults import unreached
 from experiments.planning.pipeline_settings import merged
-from experiments.registry import TASKS, find, read_experiment
+from experiments.registry import TASKS, find, read_experiment_file
 from experiments.translation.experiment import TranslationExperiment
 from experiments.translation.runs import t12_400m
 from models.loss import TranslationLoss
 from models.transformer import TransformerShape
-from suite.errors import SettingError
+from suite.errors import SettingError, SuiteError
 from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, TrackingSettings, TrainSettings
+from tests.experiments.stored import stored
 
 REAL = st.floats(min_value=1e-300, max_value=1e300)
 SHARE = st.floats(min_value=0, max_value=1, exclude_max=True)
@@ -66,7 +67,7 @@ def records(draw: st.DrawFn) -> Experiment:
 @settings(max_examples=60)
 @given(records())
 def test_the_toml_round_trip_is_exact(record: Experiment) -> None:
-    assert read_experiment(record.to_toml()) == record
+    assert stored(record) == record
 
 
 def test_build_gives_layers_without_memory_and_the_loss() -> None:
@@ -99,9 +100,11 @@ def test_build_gives_layers_without_memory_and_the_loss() -> None:
         (t12_400m().to_toml().replace("[tracking]", "tracking = 3"), "tracking"),
     ],
 )
-def test_a_damaged_file_is_refused_with_its_fault(text: str, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        read_experiment(text)
+def test_a_damaged_file_is_refused_with_its_fault(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text(text)
+    with pytest.raises(SuiteError, match=message):
+        read_experiment_file(file)
 
 
 def changed(**sections: Any) -> Experiment:
@@ -221,7 +224,7 @@ def test_any_setting_works_or_is_refused_in_one_sentence_that_can_be_printed(nam
         try:
             changed = experiment.with_settings(text)
             changed.build()
-            assert read_experiment(changed.to_toml()) == changed, ascii(text)
+            assert stored(changed) == changed, ascii(text)
         except SettingError as error:
             said = str(error)
         else:

@@ -10,10 +10,11 @@ from rich.console import Console
 from experiments import names, registry
 from experiments.custom.experiment import find_custom
 from experiments.custom.loading import ROOT, absolute, description, load_spec
-from experiments.registry import find, read_experiment
+from experiments.registry import find
 from launch import catalog
 from suite import TrainSpec
 from suite.errors import SettingError
+from tests.experiments.stored import stored
 
 GOOD = """
 import torch
@@ -83,7 +84,7 @@ def test_a_function_of_a_file_is_an_experiment(folder):
     )
     assert (experiment.pipeline.schedule, find("t12_400m").pipeline.schedule) == ("auto", "fill_drain")
     assert (experiment.optimizer.learning_rate, experiment.trace, experiment.train.batch_rows) == (0.5, True, 2)
-    assert read_experiment(experiment.to_toml()) == experiment
+    assert stored(experiment) == experiment
     assert experiment.title == "small"  # a run of one's own has no scales, and nothing is said of them
 
 

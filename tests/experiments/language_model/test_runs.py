@@ -8,10 +8,11 @@ import pytest
 
 from experiments.base.cluster import Cluster
 from experiments.language_model.runs import find_transformer, language_model
-from experiments.registry import find, read_experiment, resolve
+from experiments.registry import find, resolve
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
+from tests.experiments.stored import stored
 
 LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 
@@ -28,7 +29,7 @@ def test_parameters_and_stages_are_those_of_table_1(layers: int, stages: int, pr
     assert (run.name, run.list_length) == (f"transformer_{layers}", layers + 2)
     assert (run.pipeline.stages, run.pipeline.micro_batches, run.pipeline.replicas) == (stages, 32, 1)
     assert run.batch == 32 * 1024
-    assert read_experiment(run.to_toml()) == run
+    assert stored(run) == run
 
 
 def test_the_papers_sizes_train_in_bf16_and_are_counted_in_fp32() -> None:

@@ -160,7 +160,7 @@ def test_a_plan_counts_logits_as_its_devices_compute_them() -> None:
 
 
 def test_layer_costs_do_not_depend_on_the_memory_of_a_device() -> None:
-    """So that tests may share them."""
+    """So that plans share them."""
     work = linear()
     layers, loss = work.build()
     small, large = (

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.registry import find, read_experiment
+from experiments.registry import find
 from experiments.sweeps.batch_size import EQUAL_STEPS, EQUAL_TOKENS, label
 from experiments.sweeps.members.scales import MODELS, RULES
 from experiments.sweeps.multilingual import baseline, model
 from experiments.sweeps.registry import SWEEPS, find_scale, find_sweep
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
+from tests.experiments.stored import stored
 from tests.experiments.sweeps.finished import LAPTOP
 
 SMALL = ["laptop", "tiny"]
@@ -36,7 +37,7 @@ def by_label(name, scale):
 @pytest.mark.parametrize(("name", "scale"), [(name, scale) for name, each in SWEEPS.items() for scale in each.scales])
 def test_every_member_is_the_run_that_its_record_says(name, scale):
     for member in {member.experiment: member for member in members(name, scale)}.values():
-        assert read_experiment(member.experiment.to_toml()) == member.experiment
+        assert stored(member.experiment) == member.experiment
 
 
 @pytest.mark.parametrize(("name", "scale"), TEXT)

@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from experiments.registry import read_experiment
+from experiments.registry import read_experiment_file
 from launch.runs.store import RunFolder
 from launch.watching.run_state import read_state
 from launch.worker.heartbeat import read_heartbeats
@@ -136,7 +136,7 @@ def test_without_a_spare_an_elastic_run_goes_on_with_another_k(machines, drive, 
     assert "1 of 2 devices are available: K 2 -> 1" in driver.printed.replace("\n", " ")
     driver.wait(240)
     np.testing.assert_allclose(driver.losses(), undisturbed, rtol=1e-6, atol=0)
-    asked = read_experiment((driver.run / "experiment.toml").read_text())
+    asked = read_experiment_file(driver.run / "experiment.toml")
     assert asked.pipeline.stages == 2  # what a resume goes back to
     shapes = [(line["K"], line["R"], line["M"]) for line in driver.attempts() if "began" in line]
     assert shapes == [(2, 1, 4), (1, 1, 4)]
