@@ -1,6 +1,7 @@
 """A sweep of tiny members, run as by ``make sweep``: ``python -m tests.slow.small_sweep small``.
 
 twin-0, twin-1   one experiment twice, one device each: both must have the same losses
+wide             two devices; only in the sweep ``mixed``
 wrong            a learning rate that is too high, a user's error; only in the sweep ``faulty``
 """
 
@@ -39,6 +40,7 @@ def add_sweeps():
     for sweep in (
         small("small"),
         small("faulty", member("wrong", "optimizer.learning_rate=1e30 optimizer.warmup_steps=1 train.steps=60")),
+        small("mixed", member("wide", "pipeline.stages=2 train.steps=12", priority=2)),
     ):
         SWEEPS[sweep.name] = sweep
         names.SWEEP_NAMES = (*names.SWEEP_NAMES, sweep.name)

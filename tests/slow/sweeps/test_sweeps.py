@@ -1,4 +1,4 @@
-"""Sweeps on a Ray cluster of several nodes: concurrent members, a killed one, an interrupt."""
+"""Sweeps on a Ray cluster of several nodes: concurrent members, a killed one, others' devices, an interrupt."""
 
 import json
 import os
@@ -82,6 +82,25 @@ def test_a_killed_member_is_resumed_and_one_that_fails_again_is_named(start):
     assert "\ntrain small/wrong failed: " in printed
     assert "Traceback" not in printed
     assert "report: runs/faulty/report.html" in printed
+
+
+def test_a_member_waits_for_devices_of_others_while_smaller_ones_run(start, cluster):
+    ray.init(address=cluster.address, log_to_driver=False)
+
+    @ray.remote(num_cpus=1)
+    class Other:
+        def ready(self):
+            return True
+
+    other = Other.remote()
+    assert ray.get(other.ready.remote(), timeout=60)
+    sweep = start("mixed")
+    sweep.until(lambda: "small/twin-0: done" in sweep.printed, 600)
+    assert "train small/wide: started" not in sweep.printed  # the first in order needs both
+    ray.kill(other)
+    sweep.wait(800)
+    assert "small/wide: done" in sweep.printed
+    assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
