@@ -98,6 +98,7 @@ def test_random_models_are_cut_as_well_as_by_trying_every_cut_and_no_cut_can_be_
     [
         ([3, 1, 1, 5, 2, 2], 3, None, [3, 1, 2]),
         ([1] * 12 + [100] + [1] * 12, 5, None, [6, 6, 1, 6, 6]),
+        ([200, 1, 1, 10, 1, 1, 1], 5, None, [1, 2, 1, 1, 2]),  # layer 3 is above the mean of layers 1 to 6
         ([0] * 12, 4, None, [3, 3, 3, 3]),
         ([1] * 8, 2, [3, *[8] * 7], [3, 5]),
         ([1, 1, 1, 1], 3, [1, 3, 2, 4], [1, 2, 1]),  # layer 2 does not fit alone

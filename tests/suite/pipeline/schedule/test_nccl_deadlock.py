@@ -93,6 +93,18 @@ def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
         replace(config, pairs=((0, 1), (0, 2), (1, 2))).actions(3, 13)
 
 
+def test_metadata_counts_among_the_messages_in_flight():
+    """Stage 1 runs four forwards of cell 1 before stage 0 comes to cell 2: the fifth message in flight is the last."""
+
+    def check(micro_batches):
+        actions = [Action("F", i, virtual_stage) for virtual_stage in (0, 1) for i in range(micro_batches)]
+        validate([actions] * 2, micro_batches, train=False)
+
+    check(10)
+    with pytest.raises(SettingError, match=r"deadlocks: stage 0 at F0\.1, stage 1 at F4 wait"):
+        check(11)
+
+
 def test_a_cell_receives_nothing_before_the_cell_before_it_has_begun():
     """Cell 2 waits for the metadata of cell 1, begun on stage 0 when six messages of a skip from cell 0 are sent."""
 
