@@ -64,7 +64,10 @@ def test_two_steps_compute_the_same_as_with_a_cast_in_each_action(name, monkeypa
         for step in range(2):
             for parameter in trained.stage.layers.parameters():
                 parameter.grad = None
-            losses.append(trained.train(mini_batch(), step))
+            with CastCounter() as counter:
+                losses.append(trained.train(mini_batch(), step))
+            weights = [parameter for parameter in trained.stage.layers.parameters() if parameter.ndim == 2]
+            assert casts_once == (max(counter.casts[weight.data_ptr()] for weight in weights) == 1)
             with torch.no_grad():
                 for parameter in trained.stage.layers.parameters():
                     parameter -= 0.1 * parameter.grad
