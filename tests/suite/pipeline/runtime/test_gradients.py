@@ -74,7 +74,6 @@ def frozen(name):
 
 MODELS = {"toy": (toy, toy_sentences), "transformer": (transformer, sentences)}
 MODELS |= {f"frozen: {name}": (functools.partial(frozen, name), toy_sentences) for name in FREEZES}
-"""A frozen parameter's gradient is nothing, or zeros."""
 
 
 @functools.cache
@@ -106,6 +105,7 @@ def compare_group(coord: RankCoord, model: str, schedule_configs):
             parameter.grad = None
         sums = executor.train(batches(step, micro_batches), step)
         ties.sum_gradients()
+        assert all(parameter.requires_grad or parameter.grad is None for parameter in named.values())
         objective, expected = truth(model, step, micro_batches)
         case = (micro_batches, str(schedule_config))
         found += [(*case, key, difference) for key, difference in differences(named, expected).items()]
