@@ -1,6 +1,7 @@
 """The executor in real processes: changing shapes, odd boundaries, evaluation between, few micro-batches, stalls."""
 
 import random
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -173,6 +174,28 @@ def test_a_stall_says_where_it_was(train, when, monkeypatch):
     monkeypatch.setattr(executor.stage, "forward", stalls)
     with pytest.raises(StallError, match=f"^replica 0, stage 0, {when}, at F0: waited 2 s$"):
         executor.train(batch, 4) if train else executor.evaluate(batch, 4)
+
+
+def stall(rank, world, rendezvous):
+    """Stage 0 sleeps in its second forward; stage 1 waits a second for it."""
+    join(rank, world, rendezvous)
+    executor, *_ = build(RankCoord(rank, world, 1), toy_layers(), SumLoss(), "always")
+    executor.links[0].p2p.timeout.seconds = 1.0
+    forward = executor.stage.forward
+
+    def slow(micro_batch, *targets):
+        time.sleep(5 if (rank, micro_batch.index) == (0, 1) else 0)
+        return forward(micro_batch, *targets)
+
+    executor.stage.forward = slow
+    executor.train(mini_batch(*toy_batch(6), 3), 4)
+
+
+@pytest.mark.slow
+def test_a_stage_that_falls_silent_is_named_within_the_deadline():
+    message = "replica 0, stage 1, step 5, at F1: waited 1 s for the activations from stage 0"
+    with pytest.raises(StallError, match=message):
+        run_processes(stall, 2)
 
 
 def test_the_stream_of_a_device_is_marked_where_each_action_begins_to_compute_and_where_it_ends(monkeypatch):
