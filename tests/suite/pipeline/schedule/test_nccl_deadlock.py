@@ -93,6 +93,22 @@ def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
         replace(config, pairs=((0, 1), (0, 2), (1, 2))).actions(3, 13)
 
 
+SECOND_RECEIVE_TOO_LATE = (
+    "0F1 0F0 0F5 1F1 0F4 0F2 0F6 1F0 1F5 1F4 0F3 1F2 1F6 1F3 1B0 0I0 0W0 1I1 1W1 0I1 0W1 1I2 1I3 0B2 0B3 1W2 1W3 1B4 "
+    "0I4 0W4 1B5 0I5 0W5 1I6 0I6 0W6 1W6",
+    "2F1 3F1 2F0 2F5 2F4 2F2 2F6 2F3 3F0 3F5 3I0 3I1 2I0 3F4 3W0 3F2 3B2 3F6 3W1 3F3 3I3 3I4 3I5 2W0 3I6 3W3 2I1 2W1 "
+    "3W4 2I2 2I3 3W5 2W2 2I4 3W6 2I5 2I6 2W3 2W4 2W5 2W6",
+)
+"""Cell 1 posts the receive of cell 3's gradient when cell 2's has arrived; cell 3 sends too many before."""
+
+
+def test_a_cell_posts_the_receive_of_a_second_message_when_the_first_has_arrived():
+    config = ScheduleConfig("csv", (99,), 2, SECOND_RECEIVE_TOO_LATE, "nccl")
+    assert config.actions(2, 7)
+    with pytest.raises(SettingError, match="deadlocks: stage 0 at"):
+        replace(config, pairs=((1, 2), (1, 3))).actions(2, 7)
+
+
 def test_metadata_counts_among_the_messages_in_flight():
     """Stage 1 runs four forwards of cell 1 before stage 0 comes to cell 2: the fifth message in flight is the last."""
 
