@@ -63,6 +63,7 @@ def test_the_list_of_commands_is_fixed():
     ("arguments", "parts"),
     [
         (["experiment", "t128_6b", "--scale", "laptp"], ["unknown scale 'laptp'; did you mean laptop?"]),
+        (["plan", "t128_6b", "--format", "xml"], ["unknown format 'xml'; known names: json, text"]),
         (["experiment", "t128_6b", "--set", "train.step=5"], ["train.step", "train.steps"]),
         (
             ["experiment", "t128_6b", "--set", "train.steps=50,pipeline.stages=2"],

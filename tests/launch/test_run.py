@@ -82,8 +82,8 @@ def test_what_workers_cannot_import_is_refused(function):
 
 
 def test_a_function_of_a_shell_is_refused(monkeypatch):
-    shell = ModuleType("shell")  # as a shell's __main__, it has no file
-    monkeypatch.setitem(sys.modules, "shell", shell)
+    shell = ModuleType("__main__")  # it has no file
+    monkeypatch.setitem(sys.modules, "__main__", shell)
     exec("def digits(): pass", shell.__dict__)
     with pytest.raises(SettingError, match="digits is defined in a shell or a notebook; write it into a file"):
         run(shell.digits)

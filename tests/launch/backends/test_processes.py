@@ -87,9 +87,10 @@ def test_workers_are_on_this_machine_until_an_interface_is_chosen(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert run_processes(interfaces, 1) == [["lo", None]]
     assert not {*INTERFACES} & {*os.environ}
-    for name in INTERFACES:
-        monkeypatch.setenv(name, "eth0")
-    assert run_processes(interfaces, 1) == [["eth0", "eth0"]]
+    for chosen in ("eth0", ""):  # empty: that of the host name
+        for name in INTERFACES:
+            monkeypatch.setenv(name, chosen)
+        assert run_processes(interfaces, 1) == [[chosen, chosen]]
 
 
 def test_a_command_that_ends_early_does_not_wait_for_the_imports_of_its_forkserver(tmp_path):

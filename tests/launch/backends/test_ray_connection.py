@@ -11,6 +11,7 @@ def test_all_nodes_are_asked_at_once_so_that_many_silent_ones_take_no_longer_tha
     all_are_asked = threading.Barrier(9)
 
     def connect(address, timeout):
+        assert timeout == ray_connection.ANSWER_S
         all_are_asked.wait(20)
         if address[1] != 8:
             raise TimeoutError

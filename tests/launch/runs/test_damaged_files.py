@@ -89,9 +89,12 @@ def test_a_bad_line_of_the_attempts_is_left_out(line):
 
 
 def test_of_a_run_that_trains_the_logs_can_be_followed():
-    with run_lock(make_run("one").path):
+    run = make_run("one")
+    run.attempts.write_text(run.attempts.read_text() + '{"attempt": 2, "began": 2.0, "K": 2, "R": 1, "M": 2}\n')
+    with run_lock(run.path):
         told = listed("one")
     assert "t12_400m/one: training" in told
+    assert "), 2 attempts\n" in told
     assert "    tail -f runs/t12_400m/one/logs/stage-*.log" in told
 
 
@@ -106,7 +109,7 @@ def test_a_page_of_what_is_no_run_is_refused():
 def test_a_bad_line_of_the_metrics_is_left_out():
     run = make_run("one")
     run.metrics.write_bytes(run.metrics.read_bytes() + NOT_UTF8 + b"null\n")
-    assert re.search(r"t12_400m/one +\S+ +interrupted +2/", listed())
+    assert re.search(r"t12_400m/one +paper +interrupted +2/", listed())
 
 
 def test_a_resume_names_the_damaged_line_of_the_metrics():

@@ -2,7 +2,8 @@
 
 from experiments.registry import find
 from launch.runs.store import RunFolder
-from launch.worker.wandb_identity import wandb_identity
+from launch.worker.run_plan import RunPlan
+from launch.worker.wandb_identity import wandb_config, wandb_identity
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.wandb_run import Identity
 
@@ -28,6 +29,15 @@ def test_a_run_keeps_its_id_before_any_checkpoint_and_with_another_plan(tmp_path
     assert set(again.tags) >= {"1f1b", "K=2"}
     moved = wandb_identity(RunFolder(tmp_path / "t12_400m" / "2"), other, ScheduleConfig("1f1b"), "of a checkpoint")
     assert moved.id == "of a checkpoint"
+
+
+def test_the_planners_choices_are_in_the_config():
+    config = wandb_config(CHOSEN, RunPlan((5, 4), ScheduleConfig("interleaved", (2**30, 1), 2), 0.25))
+    most = CHOSEN.pipeline.micro_batches
+    assert config.pop("plan") == {
+        "cells": [5, 4], "schedule": "interleaved", "max_live_graphs": [most, 1], "virtual_stages": 2, "step_s": 0.25,
+    }  # fmt: skip
+    assert config == CHOSEN.model_dump(mode="json")
 
 
 def test_of_a_tag_that_is_too_long_for_wandb_the_end_stays(tmp_path):
