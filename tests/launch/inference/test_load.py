@@ -119,6 +119,8 @@ def test_ties_are_one_parameter(trained):
 def test_a_checkpoint_is_chosen(trained):
     with pytest.raises(CheckpointError, match="has no checkpoint of step 99; it has those of steps"):
         suite.load(trained[1], 99)
+    with pytest.raises(SettingError, match="unknown checkpoint 'bets'; choose best, latest or the number"):
+        suite.load(trained[1], "bets")
     with pytest.raises(SettingError, match="no run 'tide'"):
         suite.load("tide")
 
