@@ -148,6 +148,7 @@ def test_places_are_numbered_by_sentence_and_padding_of_a_target_counts_to_the_f
     assert sentence.tolist() == [[1, 1, 2, 2, 0], [1] * 5, [0] * 5]
     *_, both = model[3](x, sentence, target)
     assert both.tolist() == [[1, 1, 2, 2, 0, 1, 1, 2, 1], [1] * 9, [0] * 5 + [1] * 4]
+    assert sentence.dtype == both.dtype == torch.int32  # they are sent from stage to stage
 
 
 def test_a_packed_row_gives_each_sentence_what_a_row_of_its_own_gives() -> None:

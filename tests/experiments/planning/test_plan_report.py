@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.base.cluster import Cluster, parse_cluster
-from experiments.base.figures import in_figures, in_hour_interval, in_hours
+from experiments.base.figures import in_figures, in_hour_interval, in_hours, in_seconds
 from experiments.base.workload import Measurable
 from experiments.planning.choose import try_plan
 from experiments.planning.problem import LayerCosts, estimated_costs
@@ -92,8 +92,11 @@ def test_lines_tell_every_stage_once_and_alike_ones_together() -> None:
     assert stages == list(range(6))
     assert layers == list(range(24))
     assert [bool(match[6]) for match in matches] == [False, True, False]  # blocks between the ends are alike
-    assert "  100,000 steps of 32,768 tokens: " in "\n".join(lines)
-    start = next(at for at, line in enumerate(lines) if line.split()[:3] == ["schedules", "that", "fit"])
+    text, bound = "\n".join(lines), in_seconds(planned.plan.lower_bound_s)
+    assert f"  step {in_seconds(planned.step_s)}; with these cells no schedule can take less than {bound}\n" in text
+    assert "  100,000 steps of 32,768 tokens: " in text
+    heading = ["schedules", "that", "fit", "step", "largest", "stage", "forwards", "recomputed"]
+    start = next(at for at, line in enumerate(lines) if line.split() == heading)
     fastest = min((row for row in planned.as_dict()["schedules"]), key=lambda row: row["step_s"])
     assert f'--set "pipeline.schedule={fastest["schedule"]}' in lines[-1]
     assert planned.lines(is_brief=True) == [*lines[:start], lines[-1]]

@@ -140,8 +140,12 @@ def test_a_finding_about_all_thirds_is_refuted_by_one():
     assert combined_outcome([better, NOTHING]) == "undecided"
 
 
-def test_missing_members_are_named_and_the_rest_is_reported(tmp_path):
+def test_members_that_are_missing_or_scored_otherwise_are_named_and_the_rest_is_reported(tmp_path):
     depth_width(tmp_path, GOOD, leave_out=("t128_6b", "bilingual gl"))
+    member = next(member for member in members("depth_width") if member.label == "t128_6b")
+    finish(tmp_path, member, 1.0)
+    scores = tmp_path / member.folder / "scores.json"
+    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"beam": 1}))
     result, _ = words(tmp_path)
     assert result["at equal size depth beats width on low-resource languages"] == "confirmed"
     assert result["1.3B (wide) to 6B is better everywhere"] == "no runs"
