@@ -27,6 +27,8 @@ from suite.errors import SettingError
 from suite.log import Log
 from suite.paths import read_json
 from suite.pipeline.planning.costs import LayerCost
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.trace import read_traces
 
@@ -67,16 +69,15 @@ def _measure_step(work: SleepingWork, log: Log) -> Measurement:
     stages = work.pipeline.stages
     case = f"K = {stages}, M = {work.micro_batches}"
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (found,) = run_processes(measure.measure_layers, 1, work, 1, False, FOLDER / "measuring.log")
-    alone = found.costs
+    estimated = estimate(*work.build(), work.sample().largest, DEVICES["TPUv3"], work.optimizer)
+    measured = run_processes(measure.measure_layers, 1, work, estimated, 1, False, FOLDER / "measuring.log")
+    alone = measured[0].costs
     estimate_s = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
     count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / estimate_s)))
     log(f"{case}: {count} steps of about {estimate_s:.1f} s")
     run = measure.MeasuredPipeline(work, (1,) * stages, ScheduleConfig.from_settings(work.pipeline))
-    steps: list[measure.Steps] = run_processes(measure.measure_steps, stages, run, count, False)
-    seconds = tuple(measure.slowest_s(steps))
-    median_s = statistics.median(seconds)
-    log(f"{case}: {median_s:.3f} s a step ({count} steps, {min(seconds):.3f} to {max(seconds):.3f})")
+    seconds = tuple(measure.slowest_s(run_processes(measure.measure_steps, stages, run, count, False)))
+    log(f"{case}: {statistics.median(seconds):.3f} s a step ({count} steps, {min(seconds):.3f} to {max(seconds):.3f})")
     return Measurement(seconds, alone)
 
 

@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 BUDGETS = {
-    "launch": 1322,
-    "launch/backends": 1740,
+    "launch": 1323,
+    "launch/backends": 1739,
     "launch/diagnostics": 784,
     "launch/diff": 951,
     "launch/inference": 1166,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 46_780
+MOST_LINES_OF_TESTS = 46_865
 
 
 def files() -> list[Path]:

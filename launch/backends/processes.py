@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import math
 import multiprocessing as mp
 import os
@@ -18,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from launch import interrupts
@@ -160,17 +160,16 @@ def modules_to_preload() -> list[str]:
 
 
 def start_forkserver(preload: Sequence[str] = ()) -> None:
-    """Starts the forkserver, which imports for seconds, also ``preload``; does nothing while it runs.
-
-    It starts with signals blocked, which its workers inherit: those of a terminal or a scheduler reach them too, but
-    this process ends them. It imports nothing from the current folder, in which a user may have a ``datasets`` of their
-    own."""
+    """Starts the forkserver, which imports for seconds, also ``preload``; does nothing while it runs. It starts with
+    signals blocked, which its workers inherit: those of a terminal or a scheduler reach them too, but this process ends
+    them. It imports nothing from the current folder, in which a user may have a ``datasets`` of their own."""
     check_socket_folder(tempfile.gettempdir(), SOCKET)
     mp.get_context("forkserver").set_forkserver_preload([*modules_to_preload(), *preload])
-    warn_options = list(sys.warnoptions)
+    warn_options, by_user = list(sys.warnoptions), os.environ.get(SAFE_PATH)
     # of the process that unlinks the semaphores of killed processes, which starts with these options
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
-    before, by_user = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS), os.environ.get(SAFE_PATH)
+    resource_tracker.ensure_running()  # before signals are blocked: at its start it unblocks them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.SIGNALS)
     os.environ[SAFE_PATH] = by_user or OWN_SAFE_PATH
     try:
         forkserver.ensure_running()
@@ -181,15 +180,15 @@ def start_forkserver(preload: Sequence[str] = ()) -> None:
         sys.warnoptions[:] = warn_options
 
 
-def _end_forkserver(of_process: int) -> None:
-    """Ends the forkserver with its process: one that still imports would keep the output of a command open."""
+def _end_forkserver() -> None:
+    """Ends the forkserver with this process: one that still imports would keep the output of a command open."""
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # no public API
-    if pid is not None and os.getpid() == of_process:  # not in a fork
+    if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-atexit.register(_end_forkserver, os.getpid())
+Finalize(None, _end_forkserver, exitpriority=-100)  # after the wait for a user's own processes, and not in forks
 
 
 def _collect(processes: list[BaseProcess], results: Any, until: float, should_stop: Callable[[], bool]) -> list[Any]:

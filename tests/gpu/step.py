@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from experiments.base.cluster import Cluster
 from launch.backends.processes import run_processes
-from suite.pipeline.planning.devices import GIB, Machine
+from models.chunked_loss import set_logits_bytes
+from suite.pipeline.planning.devices import DEVICES, GIB, Machine
+from suite.pipeline.planning.estimate import CudaDropout, estimate
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import bytes_per_parameter
 from suite.pipeline.planning.plan import make_plan
@@ -25,8 +29,14 @@ def check_step(sizes: Sizes, machine: Cluster) -> Record:
     from tests.gpu.peak import measure_peak_bytes
 
     work, use_gpu, logits_bytes = t128_6b().with_settings(sizes.step), machine.kind == "gpu", machine.logits_bytes
+    layers, loss = work.build()
+    set_logits_bytes(layers, logits_bytes)
+    declared = replace(DEVICES["TPUv3"], is_cuda=use_gpu)
+    with CudaDropout() if use_gpu else nullcontext():
+        estimated = estimate(layers, loss, work.sample().largest, declared, work.optimizer)
     with tempfile.TemporaryDirectory() as folder:
-        (measured,) = run_processes(measure_layers, 1, work, 1, use_gpu, Path(folder) / "measuring.log", logits_bytes)
+        given = work, estimated, 1, use_gpu, Path(folder) / "measuring.log", logits_bytes
+        (measured,) = run_processes(measure_layers, 1, *given)
     memory = Machine(machine.bytes_per_device)
     plan = make_plan(Problem(measured.costs, work.pipeline, bytes_per_parameter(work.optimizer, replicas=1), memory))
     run = MeasuredPipeline(work, plan.layers_per_cell, plan.schedule_config, use_gpu, logits_bytes)

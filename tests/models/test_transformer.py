@@ -81,12 +81,13 @@ def test_a_token_does_not_see_the_target_after_it() -> None:
     assert not torch.allclose(before[:, 4:], after[:, 4:])
 
 
-def test_every_target_token_sees_every_source_token() -> None:
+def test_every_token_of_source_and_target_sees_every_source_token() -> None:
     model, source, target = tiny(), ids(1, 5), ids(1, 4)
-    before = run(model, source, target)
+    encoded, before = model[1](*model[0](source, target))[0], run(model, source, target)
     for place in range(5):
         changed = source.clone()
         changed[0, place] = other(changed[0, place])
+        assert ((model[1](*model[0](changed, target))[0] - encoded).abs().amax(-1) > 1e-9).all()
         assert ((run(model, changed, target) - before).abs().amax(-1) > 1e-9).all()
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import interrupts
 from launch.backends import processes
 from launch.backends.processes import (
     DATA_LIBRARIES,
@@ -93,11 +95,26 @@ def test_workers_are_on_this_machine_until_an_interface_is_chosen(monkeypatch):
         assert run_processes(interfaces, 1) == [[chosen, chosen]]
 
 
+def in_a_new_process(code, *folders, timeout_s=120):
+    """Returns what a process prints that has imported ``launch.backends.processes``."""
+    code = f"from launch.backends.processes import *\n{code}"
+    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, [*folders, Path(processes.__file__).parents[2]]))}
+    given = {"env": environment, "stdout": subprocess.PIPE, "text": True, "timeout": timeout_s, "check": True}
+    return subprocess.run([sys.executable, "-c", code], **given).stdout
+
+
+def test_workers_inherit_that_signals_are_blocked():
+    """A scheduler's SIGTERM reaches all processes of a run, and the driver alone decides what ends."""
+    status = in_a_new_process(
+        "start_forkserver()\nprint(open(f'/proc/{forkserver._forkserver._forkserver_pid}/status').read())"
+    )
+    (blocked,) = re.findall(r"^SigBlk:\s*(\w+)$", status, re.MULTILINE)
+    assert all(int(blocked, 16) >> number - 1 & 1 for number in interrupts.SIGNALS)
+
+
 def test_a_command_that_ends_early_does_not_wait_for_the_imports_of_its_forkserver(tmp_path):
     (tmp_path / "endless.py").write_text("import time\ntime.sleep(600)")
-    code = "from launch.backends.processes import start_forkserver\nstart_forkserver(['endless'])"
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(processes.__file__).parents[2]}"}
-    subprocess.run([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, timeout=120, check=True)
+    in_a_new_process("start_forkserver(['endless'])", tmp_path)
 
 
 def test_a_worker_gets_the_data_libraries_of_its_driver(monkeypatch):
