@@ -12,7 +12,7 @@ SCHEDULES = {
 """Schedule, live graphs, virtual stages and rows of a ``ScheduleConfig``."""
 
 EXPERIMENTS = ("t12_400m", "transformer_2", "amoebanet_fashion")
-OTHER_PEOPLES = ("resnet_18", "vgg", "vit", "gpt2", "llama", "lstm_stack", "u_net", "frozen", "two_inputs")
+OTHER_PEOPLES = ("resnet_18", "gpt2", "llama", "lstm_stack", "u_net", "frozen", "two_inputs")
 EXAMPLES = ("digits.py:digits", "vision_transformer.py:fashion", "language_model.py:text", "finetune_llama.py:llama")
 PRECISIONS = ("fp32", "bf16")
 
