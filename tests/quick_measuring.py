@@ -4,6 +4,13 @@ import pytest
 
 from launch.worker.measure import measure_layers
 from suite.pipeline.planning import measure
+from suite.pipeline.planning.devices import DEVICES
+from suite.pipeline.planning.estimate import estimate
+
+
+def estimates(work):
+    """Returns the layer costs that a measurement starts from."""
+    return estimate(*work.build(), work.sample().largest, DEVICES["TPUv3"], work.optimizer)
 
 
 def measure_quickly(rank, world, rendezvous, *args, **options):

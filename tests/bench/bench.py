@@ -21,8 +21,7 @@ from launch.worker.measure import LayerMeasurements, measure_layers
 from suite.cgroups import cpu_limit
 from suite.errors import PlanError
 from suite.pipeline.planning.costs import LayerCost
-from suite.pipeline.planning.devices import DEVICES, Machine
-from suite.pipeline.planning.estimate import estimate
+from suite.pipeline.planning.devices import Machine
 from suite.pipeline.planning.fit import Problem
 from suite.pipeline.planning.memory import UNCOUNTED_BYTES
 from suite.pipeline.planning.partition import partition
@@ -36,6 +35,7 @@ from tests.bench.peers.workload import BenchWorkload
 from tests.bench.report import entrants_table, page, summary
 from tests.bench.results import Result, Score
 from tests.bench.worker import BenchInputs, Observation, reference_gradients, run_turns, tensor_name
+from tests.quick_measuring import estimates
 
 FOLDER = RUNS / "tables"
 
@@ -177,8 +177,7 @@ def _costs(case: Case, log: Path) -> tuple[Sequence[LayerCost], Link]:
     compute concurrently."""
     work = case.work
     processes = work.stages * work.replicas if case.own_processes else min(2, work.stages)
-    estimated = estimate(*work.build(), work.sample().largest, DEVICES["TPUv3"], work.optimizer)
-    found: list[LayerMeasurements] = run_processes(measure_layers, processes, work, estimated, 1, False, log)
+    found: list[LayerMeasurements] = run_processes(measure_layers, processes, work, estimates(work), 1, False, log)
     slowest = max(found, key=lambda one: sum(cost.forward_s + cost.backward_s for cost in one.costs))
     return slowest.costs, found[0].link
 

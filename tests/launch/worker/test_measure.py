@@ -11,10 +11,9 @@ from experiments.tables.table2 import SleepingWork
 from launch.backends.processes import run_processes
 from launch.worker import distributed, measure
 from models.language_model import LanguageModelShape
-from suite.pipeline.planning.devices import DEVICES
-from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.simulate import Link
 from suite.settings import PipelineSettings
+from tests.quick_measuring import estimates
 
 
 def test_the_process_on_a_gpu_is_all_but_free_memory_and_what_torch_keeps_for_tensors(monkeypatch):
@@ -28,9 +27,7 @@ def test_the_process_on_a_gpu_is_all_but_free_memory_and_what_torch_keeps_for_te
 
 def overhead_s(rank, world, rendezvous, work, log):
     measure.busy_link = lambda peer, idle, size: replace(idle, overhead_s=5.0)
-    layers, loss = work.build()
-    estimated = estimate(layers, loss, work.sample().largest, DEVICES["TPUv3"], work.optimizer)
-    return measure.measure_layers(rank, world, rendezvous, work, estimated, 1, False, log).link.overhead_s
+    return measure.measure_layers(rank, world, rendezvous, work, estimates(work), 1, False, log).link.overhead_s
 
 
 @pytest.mark.slow

@@ -19,11 +19,10 @@ from experiments.tables.table2 import SleepingWork, cell_seconds, simulated_step
 from launch.backends.processes import run_processes
 from launch.worker.distributed import init_process_group
 from launch.worker.measure import MeasuredPipeline, measure_layers, measure_link, measure_steps, slowest_s
-from suite.pipeline.planning.devices import DEVICES
-from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.simulate import Link
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.hosts.netns_hosts import Hosts, in_host
+from tests.quick_measuring import estimates
 
 LINKS = (Link(0.005, 12.5e6), Link(0.010, 5e6))
 """100 Mbit/s, over which a message takes less than a forward at K = 8, and 40 Mbit/s, over which it takes more."""
@@ -88,8 +87,7 @@ def steps_over(link, works):
 
 
 def measured_costs(work, log):
-    estimated = estimate(*work.build(), work.sample().largest, DEVICES["TPUv3"], work.optimizer)
-    return run_processes(measure_layers, 1, work, estimated, 1, False, log)[0].costs
+    return run_processes(measure_layers, 1, work, estimates(work), 1, False, log)[0].costs
 
 
 def link_name(link):

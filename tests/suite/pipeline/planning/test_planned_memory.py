@@ -22,7 +22,7 @@ from suite.pipeline.schedule.csv_file import read_rows
 from suite.settings import OptimizerSettings, PipelineSettings
 from tests.gpu.peak import measure_peak_bytes
 from tests.marks import slow_but_for
-from tests.quick_measuring import measure_quickly
+from tests.quick_measuring import estimates, measure_quickly
 from tests.suite.pipeline.torch_schedules import dump
 
 ROOMY = Machine(memory_limit_bytes=1 << 50)
@@ -94,8 +94,8 @@ data: list[np.ndarray] = []
 def test_the_bytes_of_a_process_include_its_open_data(tmp_path):
     given = "transformer", PipelineSettings(), OptimizerSettings()
     without, with_data = (
-        run_processes(measure_quickly, 1, kind(*given), 1, False, tmp_path / "measuring.log")[0].process_bytes
-        for kind in (Small, WithData)
+        run_processes(measure_quickly, 1, work, estimates(work), 1, False, tmp_path / "measuring.log")[0].process_bytes
+        for work in (Small(*given), WithData(*given))
     )
     assert 60e6 < with_data - without < 80e6
 
@@ -112,7 +112,7 @@ def assert_memory_matches_plan(kind, cells, settings, tmp_path, most):
     stages = pipeline.stages
     kind, _, precision = kind.partition(" in ")
     work = Small(kind, pipeline, OptimizerSettings(precision=precision or "fp32"))
-    (measured,) = run_processes(measure_quickly, 1, work, 1, False, tmp_path / "measuring.log")
+    (measured,) = run_processes(measure_quickly, 1, work, estimates(work), 1, False, tmp_path / "measuring.log")
     each = bytes_per_parameter(work.optimizer, replicas=1)
     found = make_plan(Problem(measured.costs, pipeline, each, ROOMY))
     run = MeasuredPipeline(work, found.layers_per_cell, found.schedule_config)
