@@ -22,8 +22,8 @@ from suite.pipeline.schedule.action import Schedule
 EXACT = 1 - 1e-9
 """Times closer than this factor count as equal: they may be rounded sums of the same seconds."""
 
-UNREWARDED_ACTIONS = 60_000
-"""How many actions a climb plays without a shorter step before it ends. Another 240,000 save at most 0.1% of a step."""
+ACTIONS_WITHOUT_GAIN = 60_000
+"""After so many actions without a shorter step a climb ends; 240,000 more would save at most 0.1% of it (measured)."""
 
 
 class Search:
@@ -51,11 +51,11 @@ class Search:
 
     def climb(self) -> None:
         """Changes the best policy at random, and keeps what is not slower."""
-        rng, unrewarded = random.Random(0), 0
-        while self.best is not None and unrewarded < UNREWARDED_ACTIONS and not self._is_content():
+        rng, without_gain = random.Random(0), 0
+        while self.best is not None and without_gain < ACTIONS_WITHOUT_GAIN and not self._is_content():
             before_s = self.best[1].step_s
             actions = self._play(_changed(self.best[0], self.problem.micro_batches, rng))[1]
-            unrewarded = 0 if self.best[1].step_s < EXACT * before_s else unrewarded + actions
+            without_gain = 0 if self.best[1].step_s < EXACT * before_s else without_gain + actions
 
     def _is_content(self) -> bool:
         return self.best is not None and self.best[1].step_s * EXACT <= self._bound_s

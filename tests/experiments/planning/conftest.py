@@ -11,7 +11,7 @@ from suite.pipeline.planning import devices, search
 @pytest.fixture(autouse=True)
 def _short_climbs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search finds its schedule after a few of the actions."""
-    monkeypatch.setattr(search, "UNREWARDED_ACTIONS", 3_000)
+    monkeypatch.setattr(search, "ACTIONS_WITHOUT_GAIN", 3_000)
 
 
 @pytest.fixture

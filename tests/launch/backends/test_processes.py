@@ -95,11 +95,11 @@ def test_workers_are_on_this_machine_until_an_interface_is_chosen(monkeypatch):
         assert run_processes(interfaces, 1) == [[chosen, chosen]]
 
 
-def in_a_new_process(code, *folders, timeout_s=120):
+def in_a_new_process(code, *folders):
     """Returns what a process prints that has imported ``launch.backends.processes``."""
     code = f"from launch.backends.processes import *\n{code}"
     environment = {**os.environ, "PYTHONPATH": ":".join(map(str, [*folders, Path(processes.__file__).parents[2]]))}
-    given = {"env": environment, "stdout": subprocess.PIPE, "text": True, "timeout": timeout_s, "check": True}
+    given = {"env": environment, "stdout": subprocess.PIPE, "text": True, "timeout": 120, "check": True}
     return subprocess.run([sys.executable, "-c", code], **given).stdout
 
 

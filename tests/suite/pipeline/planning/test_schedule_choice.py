@@ -29,7 +29,7 @@ from tests.suite.pipeline.planning.test_auto import CHOICES, ROOMY, layer, layer
 @pytest.fixture(autouse=True, scope="module")
 def _short_climbs():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search_module, "UNREWARDED_ACTIONS", 2_000)
+        patch.setattr(search_module, "ACTIONS_WITHOUT_GAIN", 2_000)
         yield
 
 

@@ -106,7 +106,7 @@ def test_stages_of_several_cells_without_room_for_their_graphs_recompute_them():
 
 
 def test_the_same_arguments_find_the_same_schedule_and_a_climb_none_that_is_slower(monkeypatch):
-    monkeypatch.setattr(search_module, "UNREWARDED_ACTIONS", 3_000)
+    monkeypatch.setattr(search_module, "ACTIONS_WITHOUT_GAIN", 3_000)
     costs = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
     problem = CellsProblem(CellPlacement(4), 6, costs, Link(), [[GRAPH]] * 4, limit_bytes=3)
     one, other = searched(problem), searched(problem)
@@ -118,7 +118,7 @@ def test_the_same_arguments_find_the_same_schedule_and_a_climb_none_that_is_slow
 
 
 def test_a_climb_ends_a_while_after_its_last_gain(monkeypatch):
-    monkeypatch.setattr(search_module, "UNREWARDED_ACTIONS", 2_000)
+    monkeypatch.setattr(search_module, "ACTIONS_WITHOUT_GAIN", 2_000)
     costs = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
     search = searched(CellsProblem(CellPlacement(4), 6, costs, Link(), [[GRAPH]] * 4, limit_bytes=3))
     since_gain, play = [0], search._play
