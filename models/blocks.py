@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from models.fused_norm import LayerNorm
+from models.masks import MakeMask
 from models.shape import BlockShape, TransformerShape, output_scale
 
 
@@ -29,13 +30,12 @@ class SelfAttention(nn.Module):
         self.outward = nn.Linear(shape.attention_width, shape.width)
         self.output_scale, _ = shape.output_scales
 
-    def forward(self, x: Tensor, sentence: Tensor | None = None) -> Tensor:
-        """Returns (batch, time, width) for x of that shape; ``sentence`` (batch, time) is the sentence of each place.
+    def forward(self, x: Tensor, mask: MakeMask | None = None) -> Tensor:
+        """Returns (batch, time, width) for x of that shape; ``mask`` says which places attend to which.
 
         Without it a row is one sentence; padding is at its right end, so no token of a causal layer attends to it.
         """
-        visible = None if sentence is None else same_sentence(sentence, sentence)
-        return self.outward(_attend(*self._parts(x), visible, self.causal))
+        return self.outward(_attend(*self._parts(x), mask, self.causal and mask is None))
 
     def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """As ``forward`` of a causal layer; returns also keys and values, (batch, heads, time, head width) each."""
@@ -73,10 +73,9 @@ class CrossAttention(nn.Module):
         self.outward = nn.Linear(shape.attention_width, shape.width)
         self.output_scale, _ = shape.output_scales
 
-    def forward(self, y: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
-        """y (batch, target time, width), memory (batch, source time, width), visible (batch, target time, source time)
-        -> like y."""
-        return self.attend(y, *self.project_memory(memory), visible)
+    def forward(self, y: Tensor, memory: Tensor, mask: MakeMask) -> Tensor:
+        """y (batch, target time, width), memory (batch, source time, width) -> like y."""
+        return self.attend(y, *self.project_memory(memory), mask)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of memory, (batch, heads, source time, head width) each."""
@@ -84,12 +83,12 @@ class CrossAttention(nn.Module):
         key, value = (part.transpose(1, 2) for part in joint.unbind(2))
         return key, value
 
-    def attend(self, y: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    def attend(self, y: Tensor, key: Tensor, value: Tensor, mask: MakeMask | Tensor) -> Tensor:
         """As ``forward``, with the keys and values of memory. y may have several adjacent rows for each of
-        theirs: the hypotheses of one sentence attend to it as if they were places of one row. ``visible`` (batch, 1,
-        source time) is then the same for all of them."""
+        theirs: the hypotheses of one sentence attend to it as if they were places of one row. ``mask`` (batch, 1, 1,
+        source time) bool is then the same for all of them."""
         query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
-        return self.outward(_attend(query, key, value, visible, causal=False)).view_as(y)
+        return self.outward(_attend(query, key, value, mask, causal=False)).view_as(y)
 
     def reset_parameters(self) -> None:
         reset_linear(self.inward)
@@ -161,24 +160,13 @@ def start_scale(shape: BlockShape, name: str) -> float:
     return (output_scale(shape) or 1.0) if ".outward." in name else 1.0
 
 
-def same_sentence(queries: Tensor, keys: Tensor) -> Tensor:
-    """Returns (batch, query time, key time) bool: where both are of one sentence. Padding, 0, counts as one."""
-    return queries[:, :, None] == keys[:, None, :]
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, visible: Tensor | None, causal: bool) -> Tensor:
-    """(batch, heads, time, 64) three times, visible (batch, query time or 1, key time) bool -> (batch, query time,
-    heads * 64)."""
-    mask = None
-    if visible is not None:
-        mask = (visible.tril() if causal else visible)[:, None]
-        causal = False
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: MakeMask | Tensor | None, causal: bool) -> Tensor:
+    """(batch, heads, time, 64) three times -> (batch, query time, heads * 64)."""
     if _is_slow_in_bf16(query):
         with torch.autocast("cpu", enabled=False):
-            mixed = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), mask, is_causal=causal)
-        mixed = mixed.to(query.dtype)
-    else:
-        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+            return _attend(query.float(), key.float(), value.float(), mask, causal).to(query.dtype)
+    mask = mask if mask is None or isinstance(mask, Tensor) else mask(query.dtype)
+    mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
     return mixed.transpose(1, 2).flatten(2)
 
 

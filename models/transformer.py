@@ -14,12 +14,15 @@ which meets the paper's sizes (408,209,920 for T(6, 8192, 16) at d = 1024, V = 6
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
-from models.blocks import CrossAttention, FeedForward, ResidualBlock, SelfAttention, same_sentence
+from models.blocks import CrossAttention, FeedForward, ResidualBlock, SelfAttention
 from models.chunked_loss import ChunkedHead
 from models.embedding import SourceEmbedding, TargetEmbedding
 from models.fused_norm import LayerNorm
+from models.masks import mask, same_sentence, source_to_source, target_to_source, target_to_target
 from models.shape import TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
@@ -46,7 +49,8 @@ class EncoderLayer(ResidualBlock):
 
     def forward(self, x: Tensor, sentence: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (batch, S, width), sentence (batch, S) int32, target (batch, T) int64 -> the same three, x changed."""
-        x, normed = self.add_and_norm(x, self.attention(self.attention_norm(x), sentence), self.feed_norm)
+        own = partial(mask, source_to_source, sentence, x.shape[1])
+        x, normed = self.add_and_norm(x, self.attention(self.attention_norm(x), own), self.feed_norm)
         return self.add(x, self.feed(normed)), sentence, target
 
 
@@ -65,9 +69,11 @@ class DecoderLayer(ResidualBlock):
 
     def forward(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """y (batch, T, width), memory (batch, S, width), sentence (batch, S + T) int32 -> the same three, y changed."""
-        source, target = sentence[:, : memory.shape[1]], sentence[:, memory.shape[1] :]
-        y, normed = self.add_and_norm(y, self.attention(self.attention_norm(y), target), self.source_norm)
-        y, normed = self.add_and_norm(y, self.source(normed, memory, same_sentence(target, source)), self.feed_norm)
+        own, to_source = (
+            partial(mask, rule, sentence, memory.shape[1]) for rule in (target_to_target, target_to_source)
+        )
+        y, normed = self.add_and_norm(y, self.attention(self.attention_norm(y), own), self.source_norm)
+        y, normed = self.add_and_norm(y, self.source(normed, memory, to_source), self.feed_norm)
         return self.add(y, self.feed(normed)), memory, sentence
 
     def prefill(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
@@ -75,7 +81,7 @@ class DecoderLayer(ResidualBlock):
         source."""
         mixed, seen = self.attention.prefill(self.attention_norm(y))
         source = sentence[:, : memory.shape[1]]
-        visible = same_sentence(source[:, :1], source)
+        visible = same_sentence(source[:, :1], source)[:, None]
         cache = LayerCache(by_hypothesis=seen, by_sentence=(*self.source.project_memory(memory), visible))
         return (self._after_attention(y + mixed, cache), memory, sentence), cache
 

@@ -9,12 +9,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from models.blocks import _attend, same_sentence
+from models.blocks import _attend
+from models.masks import mask, source_to_source, target_to_target
 from models.shape import TransformerShape
 from models.transformer import DecoderLayer, EncoderLayer
 from suite import device as kinds
@@ -52,8 +54,8 @@ def attention_work(causal: bool, by_segments: bool) -> tuple[Callable[[], Tensor
         if by_segments:
             flat = (part.flatten(0, 1) for part in joint)
             return varlen_attn(*flat, ends, ends, TIME, TIME, window_size=window).flatten(1)
-        mixed = _attend(*joint.transpose(2, 3), same_sentence(SENTENCE, SENTENCE), causal)
-        return mixed.flatten(0, 1)
+        rule = (target_to_target, SENTENCE, 0) if causal else (source_to_source, SENTENCE, TIME)
+        return _attend(*joint.transpose(2, 3), partial(mask, *rule), causal=False).flatten(0, 1)
 
     return work, torch.randn(ROWS * TIME, HEADS * 64, device=DEVICE, dtype=torch.bfloat16)
 

@@ -95,8 +95,8 @@ models/embedding.py: t12_400m in bf16
 
 attention asks whether it needs its mask
 models/blocks.py: t12_400m in bf16
--        mask = (visible.tril() if causal else visible)[:, None]
-+        mask = None if visible.all() else (visible.tril() if causal else visible)[:, None]
+-    mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
++    mixed = F.scaled_dot_product_attention(query, key, value, mask if mask.any() else None, is_causal=causal)
 
 padding is masked out by a shape
 models/loss.py: t12_400m in bf16

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from models import masks
 from models.blocks import _attend
 from models.loss import TranslationLoss
+from models.masks import mask, source_to_source, target_to_source, target_to_target
 from models.shape import BEGIN, END, PADDING
 from models.transformer import Head, TransformerShape, layers
 from suite.data.text.tokenizer import BEGIN_ID, END_ID, PAD_ID
@@ -117,11 +122,11 @@ def test_a_row_of_padding_is_finite_forward_and_backward(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_in_bf16_is_computed_in_fp32_on_a_cpu(autocast: bool, causal: bool) -> None:
     query, key, value = (torch.randn(2, 2, 5, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    visible = torch.ones(2, 5, 5, dtype=torch.bool).tril()
+    make_mask = None if causal else partial(mask, source_to_source, torch.tensor([[1, 1, 2, 2, 2]] * 2), 5)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        mixed = _attend(query, key, value, visible, causal)
+        mixed = _attend(query, key, value, make_mask, causal)
     wide = [tensor.detach().float().requires_grad_() for tensor in (query, key, value)]
-    expected = _attend(*wide, visible, causal)
+    expected = _attend(*wide, make_mask, causal)
     assert torch.equal(mixed, expected.to(torch.bfloat16))
     gradient = torch.randn(2, 5, 16).to(torch.bfloat16)
     mixed.backward(gradient)
@@ -172,6 +177,61 @@ def test_a_packed_row_gives_each_sentence_what_a_row_of_its_own_gives() -> None:
     torch.testing.assert_close(together, torch.cat(alone, dim=1), rtol=0, atol=1e-12)
     for one, other_one in zip(gradients_packed, gradients_alone, strict=True):
         torch.testing.assert_close(one, other_one, rtol=0, atol=1e-12)
+
+
+def test_500_random_packings_let_a_place_see_its_sentence_alone() -> None:
+    torch.manual_seed(2)
+    for _ in range(500):
+        sources, targets = torch.randint(1, 6, (2,)).tolist()
+        sentence = torch.randint(0, 4, (2, sources + targets))
+        places = {"source": range(sources), "target": range(sources, sources + targets)}
+        for rule, queries, keys in (
+            (source_to_source, "source", "source"),
+            (target_to_target, "target", "target"),
+            (target_to_source, "target", "source"),
+        ):
+            found = mask(rule, sentence, sources, torch.float32)
+            for row, ids_of_row in enumerate(sentence.tolist()):
+                expected = [
+                    [
+                        0.0
+                        if ids_of_row[query] == ids_of_row[key]
+                        and (queries != keys or queries == "source" or key <= query)
+                        else -math.inf
+                        for key in places[keys]
+                    ]
+                    for query in places[queries]
+                ]
+                assert found[row, 0].tolist() == expected
+
+
+def test_layers_share_masks_which_are_freed_with_the_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def counted(seen: Tensor, dtype: torch.dtype, additive: Callable[..., Tensor] = masks._additive) -> Tensor:
+        made.append(weakref.ref(found := additive(seen, dtype)))
+        return found
+
+    monkeypatch.setattr(masks, "_additive", counted)
+    with torch.no_grad():
+        run(tiny(), ids(3, 5), ids(3, 4))
+    assert len(made) == 3  # of the source, of the target, and from the target to the source; each stack has two layers
+    assert not any(found() is not None for found in made)
+
+
+def test_a_mask_is_made_again_where_the_last_one_cannot_be_used() -> None:
+    layer, x = tiny()[1], torch.randn(1, 4, 16, dtype=torch.float64, requires_grad=True)
+    sentence = torch.tensor([[1, 1, 2, 2]])
+    with torch.inference_mode():
+        layer(x, sentence, None)
+        inferred = sentence.clone()
+    assert torch.equal(layer(x, inferred, None)[0], layer(x, sentence, None)[0])
+    before = layer(x, sentence, None)[0]
+    before.sum().backward()
+    sentence[0, 1] = 2
+    changed = layer(x, sentence, None)[0]
+    assert not torch.allclose(changed, before)
+    assert torch.equal(changed, layer(x, sentence.clone(), None)[0])
 
 
 def test_logits_are_clipped_and_only_beyond_the_bound() -> None:
