@@ -37,7 +37,8 @@ class FakeActor:
 
 @pytest.fixture
 def actors(monkeypatch):
-    """Three actors on two nodes, and what happened to them."""
+    """Three actors on two nodes. ``made`` has them by rank, ``log`` what happened to them; ``group.dies`` are the ranks
+    that die before they start."""
     log, made = [], {}
 
     def get(answer, timeout=None):
@@ -93,7 +94,7 @@ def test_each_stage_sees_the_gpus_of_the_runs_stages_on_its_node_and_all_have_th
         (RayTaskError("run", "trace", KeyError("x")), "death", "KeyError: 'x'"),
     ],
 )
-def test_a_dead_actor_is_the_end_of_its_stage_and_starts_again_in_the_next_attempt(actors, error, kind, how):
+def test_an_actor_that_died_fails_its_stage_and_alone_starts_again_in_the_next_attempt(actors, error, kind, how):
     actors.begin(attempt(1))
     actors.made[1].sends = [error]
     _, ended = actors.receive()

@@ -296,7 +296,7 @@ def test_an_export_has_the_weights_the_tokenizer_and_the_sizes(scored):
         (["translate", "made", "--to", "de", "  "], ["is empty", "TEXT"]),
     ],
 )
-def test_a_users_error_is_one_sentence(arguments, parts):
+def test_what_score_refuses_is_one_line(arguments, parts):
     printed = refusal(*arguments)
     for part in parts:
         assert part in printed

@@ -18,7 +18,7 @@ from suite.errors import SettingError, SuiteError
 from tests.launch.test_run import OWN
 
 
-def test_a_job_runs_the_same_command_as_a_local_run():
+def test_the_arguments_of_a_job_are_those_of_the_command_that_it_runs():
     assert job_command(JobRequest("t128_6b", "laptop", "train.steps=5")).arguments == (
         "experiment", "t128_6b", "--scale", "laptop", "--set", "train.steps=5",
     )  # fmt: skip
