@@ -1,6 +1,7 @@
 """The branches of a Transformer block: self-attention, cross-attention and feed-forward.
 
-Multi-head attention has a width of its own, heads * 64, independent of the model's width.
+Multi-head attention has a width of its own, heads * 64, independent of the model's width. In a layer activations are
+rows, (batch * time, width), one a place: products of three dimensions would be viewed as rows and back each time.
 """
 
 from __future__ import annotations
@@ -30,28 +31,29 @@ class SelfAttention(nn.Module):
         self.outward = nn.Linear(shape.attention_width, shape.width)
         self.output_scale, _ = shape.output_scales
 
-    def forward(self, x: Tensor, mask: MakeMask | None = None) -> Tensor:
-        """Returns (batch, time, width) for x of that shape; ``mask`` says which places attend to which.
+    def forward(self, x: Tensor, time: int, mask: MakeMask | None = None) -> Tensor:
+        """Returns (batch * time, width) for x of that shape; ``mask`` says which places attend to which.
 
-        Without it a row is one sentence; padding is at its right end, so no token of a causal layer attends to it.
+        Without it the text of ``time`` places is one sentence; padding is at its right end, so no token of a causal
+        layer attends to it.
         """
-        return self.outward(_attend(*self._parts(x), mask, self.causal and mask is None))
+        return self.outward(_attend(*self._parts(x, time), mask, self.causal and mask is None))
 
     def prefill(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """As ``forward`` of a causal layer; returns also keys and values, (batch, heads, time, head width) each."""
-        query, key, value = self._parts(x)
-        return self.outward(_attend(query, key, value, None, self.causal)), (key, value)
+        """As ``forward`` of a causal layer, of x (batch, time, width); returns also keys and values, (batch, heads,
+        time, head width) each."""
+        query, key, value = self._parts(x, x.shape[1])
+        return self.outward(_attend(query, key, value, None, self.causal)).view_as(x), (key, value)
 
     def decode_step(self, x: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Returns x (batch, 1, width) mixed with the keys and values so far and its own, and these with its own."""
-        query, new_key, new_value = self._parts(x)
+        query, new_key, new_value = self._parts(x, x.shape[1])
         key, value = torch.cat((key, new_key), dim=2), torch.cat((value, new_value), dim=2)
-        return self.outward(_attend(query, key, value, None, causal=False)), (key, value)
+        return self.outward(_attend(query, key, value, None, causal=False)).view_as(x), (key, value)
 
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch, time, width) -> query, key, value, (batch, heads, time, head width) each."""
-        batch, time, _ = x.shape
-        joint = self.inward(x).view(batch, time, 3, self.heads, self.head_width)
+    def _parts(self, x: Tensor, time: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch * time, width) -> query, key, value, (batch, heads, time, head width) each."""
+        joint = self.inward(x).view(-1, time, 3, self.heads, self.head_width)
         query, key, value = (part.transpose(1, 2) for part in joint.unbind(2))
         return query, key, value
 
@@ -74,12 +76,13 @@ class CrossAttention(nn.Module):
         self.output_scale, _ = shape.output_scales
 
     def forward(self, y: Tensor, memory: Tensor, mask: MakeMask) -> Tensor:
-        """y (batch, target time, width), memory (batch, source time, width) -> like y."""
+        """y (batch * target time, width), memory (batch, source time, width) -> like y."""
         return self.attend(y, *self.project_memory(memory), mask)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the keys and values of memory, (batch, heads, source time, head width) each."""
-        joint = self.memory_inward(memory).unflatten(-1, (2, self.heads, self.head_width))
+        batch, time, _ = memory.shape
+        joint = self.memory_inward(memory.flatten(0, 1)).view(batch, time, 2, self.heads, self.head_width)
         key, value = (part.transpose(1, 2) for part in joint.unbind(2))
         return key, value
 
@@ -88,7 +91,7 @@ class CrossAttention(nn.Module):
         theirs: the hypotheses of one sentence attend to it as if they were places of one row. ``mask`` (batch, 1, 1,
         source time) bool is then the same for all of them."""
         query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
-        return self.outward(_attend(query, key, value, mask, causal=False)).view_as(y)
+        return self.outward(_attend(query, key, value, mask, causal=False))
 
     def reset_parameters(self) -> None:
         reset_linear(self.inward)
@@ -161,13 +164,13 @@ def start_scale(shape: BlockShape, name: str) -> float:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: MakeMask | Tensor | None, causal: bool) -> Tensor:
-    """(batch, heads, time, 64) three times -> (batch, query time, heads * 64)."""
+    """(batch, heads, time, 64) three times -> (batch * query time, heads * 64)."""
     if _is_slow_in_bf16(query):
         with torch.autocast("cpu", enabled=False):
             return _attend(query.float(), key.float(), value.float(), mask, causal).to(query.dtype)
     mask = mask if mask is None or isinstance(mask, Tensor) else mask(query.dtype)
     mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
-    return mixed.transpose(1, 2).flatten(2)
+    return mixed.transpose(1, 2).reshape(-1, query.shape[1] * query.shape[3])
 
 
 SHORT = 256

@@ -67,8 +67,10 @@ class Block(ResidualBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, time, width) -> (batch, time, width). Padding is at the right end, so it needs no mask."""
-        x, normed = self.add_and_norm(x, self.attention(self.attention_norm(x)), self.feed_norm)
-        return self.add(x, self.feed(normed))
+        rows = x.flatten(0, 1)
+        mixed = self.attention(self.attention_norm(rows), x.shape[1])
+        rows, normed = self.add_and_norm(rows, mixed, self.feed_norm)
+        return self.add(rows, self.feed(normed)).view_as(x)
 
     def prefill(self, x: Tensor) -> tuple[tuple[Tensor], LayerCache]:
         """As ``forward``; the cache holds the keys and values of the positions."""

@@ -49,9 +49,10 @@ class EncoderLayer(ResidualBlock):
 
     def forward(self, x: Tensor, sentence: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (batch, S, width), sentence (batch, S) int32, target (batch, T) int64 -> the same three, x changed."""
-        own = partial(mask, source_to_source, sentence, x.shape[1])
-        x, normed = self.add_and_norm(x, self.attention(self.attention_norm(x), own), self.feed_norm)
-        return self.add(x, self.feed(normed)), sentence, target
+        rows, time = x.flatten(0, 1), x.shape[1]
+        own = partial(mask, source_to_source, sentence, time)
+        rows, normed = self.add_and_norm(rows, self.attention(self.attention_norm(rows), time, own), self.feed_norm)
+        return self.add(rows, self.feed(normed)).view_as(x), sentence, target
 
 
 class DecoderLayer(ResidualBlock):
@@ -72,9 +73,10 @@ class DecoderLayer(ResidualBlock):
         own, to_source = (
             partial(mask, rule, sentence, memory.shape[1]) for rule in (target_to_target, target_to_source)
         )
-        y, normed = self.add_and_norm(y, self.attention(self.attention_norm(y), own), self.source_norm)
-        y, normed = self.add_and_norm(y, self.source(normed, memory, to_source), self.feed_norm)
-        return self.add(y, self.feed(normed)), memory, sentence
+        rows, time = y.flatten(0, 1), y.shape[1]
+        rows, normed = self.add_and_norm(rows, self.attention(self.attention_norm(rows), time, own), self.source_norm)
+        rows, normed = self.add_and_norm(rows, self.source(normed, memory, to_source), self.feed_norm)
+        return self.add(rows, self.feed(normed)).view_as(y), memory, sentence
 
     def prefill(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], LayerCache]:
         """As ``forward`` of rows with one sentence; caches the keys and values of the positions, and those of the
@@ -91,7 +93,7 @@ class DecoderLayer(ResidualBlock):
         return (self._after_attention(y + mixed, cache),)
 
     def _after_attention(self, y: Tensor, cache: LayerCache) -> Tensor:
-        y = y + self.source.attend(self.source_norm(y), *cache.by_sentence)
+        y = y + self.source.attend(self.source_norm(y), *cache.by_sentence).view_as(y)
         return y + self.feed(self.feed_norm(y))
 
 
