@@ -38,7 +38,7 @@ from suite.pipeline.planning.measure import COPIES, LEAST_ROUNDS, WARM_UPS
 if TYPE_CHECKING:
     from launch.worker.measure import LayerMeasurements
 
-VERSION = 14
+VERSION = 15
 """Version of the measurement. Raise it when the measurement changes, so that cached costs are not used."""
 
 STARTED = time.time()

@@ -36,8 +36,11 @@ MakeUpdate = Callable[[nn.Module], Update]
 Synchronize = Callable[[bool], bool]
 
 WARM_UPS, LEAST_ROUNDS = 2, 5
-SECONDS_A_LAYER = 0.6
+SECONDS_A_LAYER = 0.4
 """Measuring time of each distinct layer; at least ``LEAST_ROUNDS`` rounds of forward, recompute and backward."""
+
+ROUNDS_TOGETHER = 1, 3
+"""As many warm-ups, and at least as many rounds, of all layers together: a round is a mean over the layers already."""
 
 DEVICE_REPEATS = 4
 """Calls timed together on a GPU, to amortise its synchronisation."""
@@ -86,7 +89,7 @@ def measure(
     if len(layers) == 1 or not synchronize(is_short and is_small):
         return costs
     together = typical.cell(range(len(layers)), typical.inputs, {})
-    return _scaled_to(together.seconds(make_update, synchronize), costs)
+    return _scaled_to(together.seconds(make_update, synchronize, *ROUNDS_TOGETHER), costs)
 
 
 def _scaled_to(mean_s: dict[str, float], costs: Sequence[LayerCost]) -> list[LayerCost]:
@@ -155,11 +158,11 @@ class _Model:
 def _seconds_of(cell: Callable[[bool], _Cell], make_update: MakeUpdate, synchronize: Synchronize) -> dict[str, float]:
     """Returns mean seconds of a layer's forward, recompute, backward and update, and what splitting the backward
     changes. ``cell(defers)`` makes the cell with a full or a split backward."""
-    whole = cell(False).seconds(make_update, synchronize)
+    whole = cell(False).seconds(make_update, synchronize, WARM_UPS, LEAST_ROUNDS)
     split_cell = cell(True)
     if not split_cell.defers:
         return whole
-    split = split_cell.seconds(make_update, synchronize)
+    split = split_cell.seconds(make_update, synchronize, WARM_UPS, LEAST_ROUNDS)
     names = ("recompute_s", "backward_s", "weight_grad_s")
     extra_s = sum(split[name] for name in names) - sum(whole[name] for name in names)
     return whole | {
@@ -207,20 +210,22 @@ class _Cell:
             hasattr(module, "gpipe_grad_queue") for module in self._stage.layers.modules()
         )
 
-    def seconds(self, make_update: MakeUpdate, synchronize: Synchronize) -> dict[str, float]:
+    def seconds(
+        self, make_update: MakeUpdate, synchronize: Synchronize, warm_ups: int, least_rounds: int
+    ) -> dict[str, float]:
         """Returns a layer's mean seconds of forward, recompute, backward, deferred weight gradients and update, and the
         rounds' spread."""
         update = make_update(self._stage.layers)
         rounds: list[tuple[float, ...]] = []
         deadline_s = time.perf_counter() + SECONDS_A_LAYER / (2 if self.defers else 1)
         with self._stage.weights_cast_once():
-            while synchronize(len(rounds) < WARM_UPS + LEAST_ROUNDS or time.perf_counter() < deadline_s):
+            while synchronize(len(rounds) < warm_ups + least_rounds or time.perf_counter() < deadline_s):
                 rounds.append(self._round(update))
         names = ("forward_s", "recompute_s", "backward_s", "weight_grad_s", "update_s")
-        columns = zip(*rounds[WARM_UPS:], strict=True)
+        columns = zip(*rounds[warm_ups:], strict=True)
         count = len(self._stage.layers)
         means = {name: _ordinary_mean(column) / count for name, column in zip(names, columns, strict=True)}
-        lower, _, upper = statistics.quantiles(map(sum, rounds[WARM_UPS:]), n=4)
+        lower, _, upper = statistics.quantiles(map(sum, rounds[warm_ups:]), n=4)
         return means | {"relative_spread": upper / lower if lower else 1.0}  # 0: below the clock's resolution
 
     def bytes(self, make_update: MakeUpdate) -> dict[str, int]:
