@@ -216,12 +216,8 @@ def _progress_polled(progress: Path, on_sentence: Callable[[int, list[Any]], Non
                 on_sentence(*json.loads(waiting[0]))
                 waiting.popleft()
 
-    thread = PeriodicThread(poll, POLL_S, "progress", log_error)
-    thread.start()
-    try:
+    with PeriodicThread(poll, POLL_S, "progress", log_error):
         yield
-    finally:
-        thread.end()
     poll()
 
 

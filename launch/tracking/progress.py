@@ -43,12 +43,8 @@ def log_when_long(what: str, log: Log) -> Iterator[Callable[[str], None]]:
         logged_part, due_s = part, max(due_s, 2 * elapsed_s)
         log(f"{what}, {elapsed_s:.0f} s so far" + (f": {part}" if part else ""))
 
-    thread = PeriodicThread(poll, SILENT_S, "progress", log_error)
-    thread.start()
-    try:
+    with PeriodicThread(poll, SILENT_S, "progress", log_error):
         yield set_part
-    finally:
-        thread.end()
 
 
 def log_by_part(what: str, log: Log) -> Callable[[int, int, str], None]:

@@ -62,16 +62,13 @@ def leave_gpu_dumps(
         except (OSError, RuntimeError) as error:  # a full disk, or a build of torch without it
             print(f"NCCL's flight recorder could not be written: {error}", file=sys.stderr, flush=True)
 
-    thread = PeriodicThread(dump_if_stalled, _POLL_S, "flight recorder")
-    thread.start()
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        path = folder / f"memory-{coord.replica}-{coord.stage}.pickle"
-        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
-        raise
-    finally:
-        thread.end()
+    with PeriodicThread(dump_if_stalled, _POLL_S, "flight recorder"):
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            path = folder / f"memory-{coord.replica}-{coord.stage}.pickle"
+            torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
+            raise
 
 
 def _dump_prefix(folder: Path, attempt: int) -> Path:

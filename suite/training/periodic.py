@@ -15,7 +15,8 @@ def print_failure(error: Exception) -> None:
 
 
 class PeriodicThread:
-    """Calls ``what`` every ``period`` seconds from ``start`` to ``end``. An exception ends only its own call."""
+    """Calls ``what`` every ``period`` seconds from ``start`` to ``end``, or in its context. An exception ends only its
+    own call."""
 
     def __init__(
         self, what: Callable[[], None], period: float, name: str, failed: Callable[[Exception], object] = print_failure
@@ -25,6 +26,12 @@ class PeriodicThread:
         self._last_error = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def start(self) -> None:
         """Starts the thread; the first call is one period later."""
