@@ -50,18 +50,14 @@ def transformer(layers: int) -> LanguageModelExperiment:
     )
 
 
-def language_model(
-    shape: LanguageModelShape, pipeline: PipelineSettings, sequences: int = SEQUENCES
-) -> LanguageModelExperiment:
+def language_model(shape: LanguageModelShape, pipeline: PipelineSettings) -> LanguageModelExperiment:
     """Returns a model that is only planned or measured, with the default optimizer."""
-    run = transformer(shape.blocks_per_stack)
-    return run.model_copy(
+    return transformer(shape.blocks_per_stack).model_copy(
         update={
             "model": shape,
             "text": DocumentSettings(vocabulary=shape.vocabulary, length=shape.context_length),
             "pipeline": pipeline,
             "optimizer": OptimizerSettings(),
-            "train": run.train.model_copy(update={"batch_sequences": sequences}),
         }
     )
 
