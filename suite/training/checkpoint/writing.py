@@ -171,7 +171,7 @@ class Saver:
                     self._stale.discard(folder)
             except OSError as error:
                 fault = str(error)
-        faults = self._gather(fault)
+        faults = "; ".join(filter(None, all_gather(self._with_rank(fault))))
         self._save_id = broadcast(uuid.uuid4().hex[:12])
         return faults
 
@@ -187,10 +187,6 @@ class Saver:
             if index in self._own:
                 snapshot[index] = {name: _to_host(value) for name, value in tensors.items()}
         return snapshot
-
-    def _gather(self, fault: str | None) -> str:
-        """Returns the faults of all workers with their ranks; empty without faults."""
-        return "; ".join(filter(None, all_gather(self._with_rank(fault))))
 
     def _with_rank(self, fault: str | None) -> str:
         return f"{self._coord}: {fault}" if fault else ""
