@@ -157,8 +157,7 @@ class _Pickler(pickle.Pickler):
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    found: bytes = tensor.detach().to_dense().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return found
+    return tensor.detach().to_dense().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -178,8 +178,7 @@ def _size_errors(data: ImageData, settings: ImageSettings, cache: Path, log: Log
         (building / SIZE_ERRORS).write_text(json.dumps([fault for fault in faults if fault]))
 
     cached(folder, build, log)
-    found: list[str] = json.loads((folder / SIZE_ERRORS).read_text())
-    return found
+    return json.loads((folder / SIZE_ERRORS).read_text())
 
 
 def _wrong_sizes(rows: Any, column: str, split: str, size: int) -> str:

@@ -51,8 +51,7 @@ def as_tuple(value: Tensor | Tensors) -> Tensors:
 def loss_of(layer: nn.Module, loss: nn.Module, inputs: Tensors, targets: Tensors) -> Tensors:
     """Runs the last layer and the loss; returns (objective, metric)."""
     score = getattr(layer, "gpipe_score", None)
-    found: Tensors = score(loss, inputs, targets) if score else loss(*as_tuple(layer(*inputs)), *targets)
-    return found
+    return score(loss, inputs, targets) if score else loss(*as_tuple(layer(*inputs)), *targets)
 
 
 def ties_of(layer: nn.Module) -> dict[str, str]:

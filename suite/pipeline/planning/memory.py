@@ -195,8 +195,7 @@ class CellBound:
         sizes["sent_gradient_bytes"] = self._sent_back[begin]
         running = (self._terms @ np.stack([sizes[name] for name in TERMS])).max(axis=0)
         standing = sizes["fixed_bytes"] + self._far(begin, end) + self._far_back[begin]
-        found: Ints = standing + np.maximum(running, sizes["gradient_bytes"] + sizes["update_peak_bytes"])
-        return found
+        return standing + np.maximum(running, sizes["gradient_bytes"] + sizes["update_peak_bytes"])
 
     def furthest_end(self, limit_bytes: int) -> list[int]:
         """Returns for each layer the end, exclusive, of the longest cell that begins there and fits."""
@@ -245,5 +244,4 @@ class _RangeMaximum:
     def __call__(self, begin: Ints | int, end: Ints | int) -> Ints:
         """Returns max(values[begin:end]), for each pair if there are many; no stretch may be empty."""
         level = np.frexp(end - begin)[1] - 1
-        result: Ints = np.maximum(self._stacked[level, begin], self._stacked[level, end - (1 << level)])
-        return result
+        return np.maximum(self._stacked[level, begin], self._stacked[level, end - (1 << level)])

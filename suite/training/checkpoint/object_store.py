@@ -21,8 +21,7 @@ class _ArrowStore(ArrowFSWrapper):
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
         """Returns a file's bytes. Opens it seekable, because fsspec's own version fails when ``end`` is given."""
-        data: bytes = super().cat_file(path, start, end, **({"seekable": True} | options))
-        return data
+        return super().cat_file(path, start, end, **({"seekable": True} | options))
 
 
 def check_url(location: str) -> None:
@@ -53,5 +52,4 @@ def open_store(location: str) -> tuple[Any, str]:
             files = S3FileSystem(region=files.region, endpoint_override=endpoint, allow_delayed_open=True)
         return _ArrowStore(files), root
     # no cache, so that files just written by other workers are visible
-    store: tuple[Any, str] = fsspec.url_to_fs(location, use_listings_cache=False)
-    return store
+    return fsspec.url_to_fs(location, use_listings_cache=False)

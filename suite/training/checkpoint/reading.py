@@ -129,8 +129,7 @@ def _dtype(name: str) -> torch.dtype:
     """Returns the type that safetensors calls F32, BF16, I64, ..."""
     kind, bits = re.fullmatch(r"([A-Z]+)(\d*)", name).groups()  # type: ignore[union-attr]
     words = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint", "BOOL": "bool"}
-    found: torch.dtype = getattr(torch, words[kind] + bits)
-    return found
+    return getattr(torch, words[kind] + bits)
 
 
 def _unanswered(error: OSError) -> StorageError:

@@ -77,8 +77,7 @@ class Storage:
 
     def read(self, path: str, size: int) -> bytes:
         """Returns at most the first ``size`` bytes of a file, so that an oversized file cannot fill the memory."""
-        data: bytes = self._retry(path, lambda: self._files.cat_file(self._at(path), end=size)) if size else b""
-        return data
+        return self._retry(path, lambda: self._files.cat_file(self._at(path), end=size)) if size else b""
 
     def write(self, path: str, data: bytes) -> None:
         """Writes a file atomically; replaces one of the same name."""
