@@ -73,8 +73,7 @@ class Experiment(FrozenRecord):
 
     @model_validator(mode="after")
     def _check_settings(self) -> Self:
-        general = contradictions(self.pipeline, self.train, self.list_length)
-        if errors := [*self.setting_errors(), *general]:
+        if errors := [*self.setting_errors(), *contradictions(self.pipeline, self.train, self.list_length)]:
             raise SettingError("; ".join(errors))
         return self
 
