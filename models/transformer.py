@@ -70,10 +70,8 @@ class DecoderLayer(ResidualBlock):
 
     def forward(self, y: Tensor, memory: Tensor, sentence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """y (batch, T, width), memory (batch, S, width), sentence (batch, S + T) int32 -> the same three, y changed."""
-        own, to_source = (
-            partial(mask, rule, sentence, memory.shape[1]) for rule in (target_to_target, target_to_source)
-        )
-        rows, time = y.flatten(0, 1), y.shape[1]
+        rows, time, sources = y.flatten(0, 1), y.shape[1], memory.shape[1]
+        own, to_source = (partial(mask, rule, sentence, sources) for rule in (target_to_target, target_to_source))
         rows, normed = self.add_and_norm(rows, self.attention(self.attention_norm(rows), time, own), self.source_norm)
         rows, normed = self.add_and_norm(rows, self.source(normed, memory, to_source), self.feed_norm)
         return self.add(rows, self.feed(normed)).view_as(y), memory, sentence

@@ -196,6 +196,10 @@ class Experiment(FrozenRecord):
     def with_pipeline(self, pipeline: PipelineSettings) -> Self:
         return self.model_copy(update={"pipeline": pipeline})
 
+    def with_section(self, name: str, **changes: Any) -> Self:
+        """Returns a copy with other values in a section, such as ``pipeline``; they are not checked."""
+        return self.model_copy(update={name: getattr(self, name).model_copy(update=changes)})
+
     def with_prepared(self, folder: Path) -> Self:
         """Returns a copy that takes its samples from the prepared data in this folder."""
         copy = self.model_copy()

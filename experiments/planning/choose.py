@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
-from typing import Any
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
@@ -137,18 +136,13 @@ def numbers_of_micro_batches(work: Experiment) -> Iterator[Experiment]:
     most = most // pipeline.stages * pipeline.stages or most
     counts = [pipeline.stages << power for power in range((most // pipeline.stages).bit_length())]
     for count in dict.fromkeys([*counts, most]):
-        yield with_pipeline(work, micro_batches=count)
+        yield work.with_section("pipeline", micro_batches=count)
 
 
 def with_most_micro_batches(work: Experiment) -> Experiment:
     """Returns the workload with a number of micro-batches: if the plan may choose it, with 64K or as many as there are
     examples for."""
     return list(islice(numbers_of_micro_batches(work), MOST_DOUBLINGS + 1))[-1]
-
-
-def with_pipeline(work: Experiment, **changes: Any) -> Experiment:
-    """Returns the run with other settings of its pipeline."""
-    return work.with_pipeline(work.pipeline.model_copy(update=changes))
 
 
 def compared(planned: PlanReport, log: Log) -> PlanReport:
@@ -209,13 +203,13 @@ def plans_of_shapes(
     fixed = _fixed(work, given)
     free = {"micro_batches": AUTO, "remat": "auto", "virtual_stages": 1}
     free["schedule"] = "1f1b" if _chooses_schedule(fixed) else "auto"
-    work = with_pipeline(work, **{name: value for name, value in free.items() if name not in fixed})
+    work = work.with_section("pipeline", **{name: value for name, value in free.items() if name not in fixed})
     found = shapes(work, cluster, fixed)
     groups = list(largest_first(found, shares_cores(cluster)))
     if exact := [(k, r) for k, r in found if k * r == workers]:
         groups = [exact]
     for group in groups:
-        choices = [with_pipeline(work, stages=k, replicas=r) for k, r in group]
+        choices = [work.with_section("pipeline", stages=k, replicas=r) for k, r in group]
         try:
             return plans(choices, cluster, cost_model, log)
         except PlanError as error:
@@ -239,7 +233,7 @@ def best_plans(
     """
     found = plans_of_shapes(work, cluster, cost_model, given, log, workers)[:SHOWN]
     if _chooses_schedule(_fixed(work, given)):
-        exact = [with_pipeline(report.experiment, schedule="auto") for report in found]
+        exact = [report.experiment.with_section("pipeline", schedule="auto") for report in found]
         found = plans(exact, cluster, cost_model, log)
     searched = [compared(report, log) for report in found[:SEARCHED]]
     return sorted([*searched, *map(with_step_interval, found[SEARCHED:])], key=attrgetter("step_s"))
@@ -273,7 +267,9 @@ def smaller_runs(planned: PlanReport, devices: int, find_cluster: Callable[[], C
         choices = []
         for k, r in group:
             cells = asked.layers_per_cell if k == asked.stages else None
-            choices.append(with_pipeline(work, stages=k, replicas=r, micro_batches=total // r, layers_per_cell=cells))
+            choices.append(
+                work.with_section("pipeline", stages=k, replicas=r, micro_batches=total // r, layers_per_cell=cells)
+            )
         with suppress(PlanError):  # the schedule may not support these stages
             fitting = plans(choices, find_cluster(), lambda *_: planned.layer_costs)
             yield from (plan.experiment for plan in fitting)
@@ -304,4 +300,4 @@ def with_replicas(work: Experiment, replicas: int) -> Experiment:
     pipeline = work.pipeline
     total = pipeline.micro_batches * pipeline.replicas
     count = pipeline.micro_batches if pipeline.schedule_rows else -(-total // replicas)
-    return with_pipeline(work, replicas=replicas, micro_batches=count)
+    return work.with_section("pipeline", replicas=replicas, micro_batches=count)

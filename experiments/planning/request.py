@@ -30,7 +30,6 @@ from experiments.planning.choose import (
     shapes,
     try_plan,
     with_most_micro_batches,
-    with_pipeline,
     with_replicas,
 )
 from experiments.planning.pipeline_settings import changed_settings, merged
@@ -151,7 +150,7 @@ def nearest_plan(work: Experiment, cluster: Cluster, cost_model: CostModel, log:
         roomiest = near if shares_cores(cluster) else [max(near)]  # the most stages need the least memory
         return any(_fits(_roomiest(asked, shape), cluster, cost_model) for shape in roomiest)
 
-    batches = list(_mini_batches(with_pipeline(work, layers_per_cell=None)))
+    batches = list(_mini_batches(work.with_section("pipeline", layers_per_cell=None)))
     most = 0 if some_fits(batches[0]) else bisect_left(batches, True, lo=1, key=some_fits)
     for asked, batch in batches[most:]:
         for shape in sorted(_near_shapes(asked, cluster), key=partial(_distance, work)):
@@ -192,7 +191,7 @@ def _near_shapes(work: Experiment, cluster: Cluster) -> list[Shape]:
     """Returns the shapes with K and R as they are, doubled and halved, 1 and the most."""
     asked = work.pipeline
     fixed = {"stages"} if asked.schedule_rows else set()
-    free = work if asked.schedule_rows else with_pipeline(work, micro_batches=AUTO, virtual_stages=1)
+    free = work if asked.schedule_rows else work.with_section("pipeline", micro_batches=AUTO, virtual_stages=1)
     found = shapes(free, cluster, fixed)
     most = dict(found)  # the last R of each K
     near = [(k, r) for k, r in found if _is_near(k, asked.stages, max(most)) and _is_near(r, asked.replicas, most[k])]
@@ -222,13 +221,13 @@ def _variants(work: Experiment, shape: Shape) -> Iterator[Experiment]:
     """Yields the choices of a shape, the nearest first: M as it is, then free; all schedules at last. A schedule from a
     file keeps its M."""
     stages, replicas = shape
-    asked = with_pipeline(with_replicas(work, replicas), stages=stages)
+    asked = with_replicas(work, replicas).with_section("pipeline", stages=stages)
     by_file = asked.pipeline.schedule_rows is not None
     *few, every = OTHER_SCHEDULES[:2] if by_file else OTHER_SCHEDULES
     numbers = dict.fromkeys([asked.pipeline.micro_batches, *([] if by_file else [AUTO])])
     for schedules in (few, [every]):
         for count, changes in product(numbers, schedules):
-            yield with_pipeline(asked, micro_batches=count, **changes)
+            yield asked.with_section("pipeline", micro_batches=count, **changes)
 
 
 def _numbers(choice: Experiment) -> list[Experiment]:
@@ -252,7 +251,7 @@ def _fits(choice: Experiment, cluster: Cluster, cost_model: CostModel) -> bool:
 
 def _memory_note(work: Experiment, cluster: Cluster, given: str) -> Iterator[str]:
     """Yields the memory that would suffice if no setting fits; nothing if memory is not the problem."""
-    asked = with_pipeline(work, layers_per_cell=None)
+    asked = work.with_section("pipeline", layers_per_cell=None)
     own = asked.pipeline.stages, asked.pipeline.replicas
     roomiest = _roomiest(asked, own if shares_cores(cluster) else max(_near_shapes(asked, cluster)))
     with suppress(SuiteError):

@@ -53,8 +53,7 @@ def fine_tuning(source: str, seed: int, init_from: str | None) -> ImageExperimen
         "optimizer.warmup_steps=10 optimizer.lr_decay_steps=30 "
         f"train.steps=40 train.checkpoint_every=40 train.seed={seed}"
     )
-    train = run.train.model_copy(update={"init_from": init_from})  # a path may have spaces
-    return run.model_copy(update={"train": train})
+    return run.with_section("train", init_from=init_from)  # a path may have spaces
 
 
 def transfer_table(results: Results) -> Table:

@@ -85,5 +85,4 @@ def _copy(again: RunFolder, before: Experiment, checkpoint: Checkpoint, steps: i
 def _as_planned(experiment: Experiment, plan: RunPlan) -> Experiment:
     """Returns an experiment whose next plan has the same schedule and cells: with replicas, the rounding of the norm
     depends on which layers share a stage."""
-    pipeline = planned_schedule(plan) | {"layers_per_cell": plan.cells}
-    return experiment.model_copy(update={"pipeline": experiment.pipeline.model_copy(update=pipeline)})
+    return experiment.with_section("pipeline", **planned_schedule(plan) | {"layers_per_cell": plan.cells})

@@ -102,7 +102,7 @@ def with_member_threads(experiment: Experiment, cluster: Cluster) -> Experiment:
     all cores; members share them."""
     if cluster.kind != "cpu" or experiment.train.threads is not None:
         return experiment
-    return experiment.model_copy(update={"train": experiment.train.model_copy(update={"threads": 1})})
+    return experiment.with_section("train", threads=1)
 
 
 @contextmanager

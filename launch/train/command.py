@@ -146,7 +146,7 @@ def _with_planned_schedule(run: RunFolder, before: Experiment, chosen: Experimen
     plan = read_json(run.plan_json) or {}
     if plan.get("pipeline") != chosen.pipeline.model_dump(mode="json"):  # the driver was killed before it wrote it
         return chosen
-    return chosen.with_pipeline(chosen.pipeline.model_copy(update=planned_schedule(RunPlan.read(run.plan_json))))
+    return chosen.with_section("pipeline", **planned_schedule(RunPlan.read(run.plan_json)))
 
 
 def prepare_same(run: RunFolder, chosen: Experiment, console: Console) -> None:
@@ -187,8 +187,7 @@ def prepare(chosen: Experiment, console: Console) -> Experiment:
     if changed.task == "custom":
         check_model(in_order(checkpoints, None, str(source.path))[0], changed.build()[0], but_last=True)
     # workers may have another working directory
-    train = changed.train.model_copy(update={"init_from": str(source.path)})
-    return changed.model_copy(update={"train": train})
+    return changed.with_section("train", init_from=str(source.path))
 
 
 NO_SHAPE = (

@@ -108,5 +108,4 @@ def with_available_precision(chosen: Experiment, cluster: Cluster, log: Log) -> 
         f"optimizer.precision is bf16, and {device} has no instructions for its products ({needed}), so it would be "
         "slower than fp32: the run uses optimizer.precision=fp32"
     )
-    optimizer = chosen.optimizer.model_copy(update={"precision": "fp32"})
-    return chosen.model_copy(update={"optimizer": optimizer})
+    return chosen.with_section("optimizer", precision="fp32")

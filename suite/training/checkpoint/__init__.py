@@ -26,27 +26,3 @@ from suite.training.checkpoint.reading import Checkpoint, audit, current, folder
 from suite.training.checkpoint.retention import abandon_later
 from suite.training.checkpoint.storage import Storage
 from suite.training.checkpoint.writing import Saver
-
-__all__ = [
-    "Checkpoint",
-    "Choice",
-    "Readers",
-    "Saver",
-    "Storage",
-    "abandon_later",
-    "audit",
-    "best_of",
-    "check_model",
-    "claim",
-    "current",
-    "folders_of",
-    "in_order",
-    "layer_differences",
-    "list_checkpoints",
-    "load_layer",
-    "load_optimizer",
-    "load_values",
-    "newest_valid",
-    "parse_choice",
-    "values_of",
-]
