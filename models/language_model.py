@@ -24,8 +24,6 @@ from models.fused_norm import LayerNorm
 from models.shape import LanguageModelShape
 from suite.decoding.kv_cache import LayerCache
 
-__all__ = ["Block", "Embedding", "Head", "LanguageModelShape", "layers"]
-
 
 def layers(shape: LanguageModelShape) -> list[nn.Module]:
     """Returns the ``shape.list_length`` layers in order; under ``torch.device("meta")`` they cost no memory."""

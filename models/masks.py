@@ -17,8 +17,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Rule = Callable[[Tensor, int], Tensor]
-
 MakeMask = Callable[[torch.dtype], Tensor]
 """Makes what attention adds to its scores, (batch, 1, query time, key time): 0, or -inf where a place is not seen."""
 
@@ -26,7 +24,7 @@ _last: list[tuple[Callable[[], Tensor | None], dict[object, Tensor]]] = [(lambda
 """One entry: the last tensor of sentences, and the masks made of it. Threads that replace it keep their own masks."""
 
 
-def mask(rule: Rule, sentence: Tensor, sources: int, dtype: torch.dtype) -> Tensor:
+def mask(rule: Callable[[Tensor, int], Tensor], sentence: Tensor, sources: int, dtype: torch.dtype) -> Tensor:
     """Returns the mask of a rule below. ``sentence`` (batch, S + T) is that of each place; ``sources`` is S."""
     of, masks = _last[0]
     if type(sentence) is not Tensor or sentence.is_inference() or torch.is_inference_mode_enabled():

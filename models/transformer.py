@@ -26,8 +26,6 @@ from models.masks import mask, same_sentence, source_to_source, target_to_source
 from models.shape import TransformerShape
 from suite.decoding.kv_cache import LayerCache
 
-__all__ = ["DecoderLayer", "EncoderLayer", "Head", "TransformerShape", "layers"]
-
 
 def layers(shape: TransformerShape) -> list[nn.Module]:
     """Returns the ``shape.list_length`` layers in order; under ``torch.device("meta")`` they cost no memory."""

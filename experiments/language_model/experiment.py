@@ -12,8 +12,9 @@ from experiments.base.cluster import Cluster
 from experiments.base.data_source import DataSource
 from experiments.base.experiment import Experiment
 from experiments.base.text_experiment import TextExperiment
-from models.language_model import LanguageModelShape, layers
+from models.language_model import layers
 from models.loss import TranslationLoss
+from models.shape import LanguageModelShape
 from suite.log import Log
 from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.topology import RankCoord

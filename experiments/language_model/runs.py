@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from experiments.language_model.experiment import LanguageModelExperiment
-from models.language_model import LanguageModelShape
+from models.shape import LanguageModelShape
 from suite.settings import DocumentSettings, DocumentTrainSettings, OptimizerSettings, PipelineSettings
 
 SEQUENCES = 32

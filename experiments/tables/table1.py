@@ -13,7 +13,7 @@ from experiments.language_model.runs import SEQUENCES, language_model
 from experiments.planning.problem import estimated_costs
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value
-from models.language_model import LanguageModelShape
+from models.shape import LanguageModelShape
 from suite.pipeline.model.cells import CellPlacement
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, GIB

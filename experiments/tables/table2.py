@@ -26,7 +26,7 @@ from experiments.planning.request import plan_request
 from experiments.report.paper import paper_numbers
 from experiments.report.table import ReportProgress, Table, Value, relative_spread
 from experiments.tables.sleeping import SquareError, SyntheticLayer
-from models.language_model import LanguageModelShape
+from models.shape import LanguageModelShape
 from suite.pipeline.model.layers import meta_device
 from suite.pipeline.planning.costs import LayerCost
 from suite.pipeline.planning.devices import DEVICES, Machine

@@ -13,7 +13,8 @@ from experiments.base.experiment import Experiment
 from experiments.base.text_experiment import TextExperiment
 from experiments.translation.scales import LAPTOP, SLICE, shrunk_by
 from models.loss import TranslationLoss
-from models.transformer import TransformerShape, layers
+from models.shape import TransformerShape
+from models.transformer import layers
 from suite.log import Log
 from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.topology import RankCoord

@@ -10,7 +10,7 @@ sentence; the clipping of the logits; no clipping of gradients (Adafactor clips 
 from __future__ import annotations
 
 from experiments.translation.experiment import TranslationExperiment
-from models.transformer import TransformerShape
+from models.shape import TransformerShape
 from suite.settings import OptimizerSettings, PipelineSettings, TextSettings, TrainSettings
 
 # The paper's corpus (102 languages, 25 billion pairs) is private. OPUS-100 is the public replacement: 99 languages

@@ -102,9 +102,8 @@ def shrunk_by(
                 update={
                     "stages": stages,
                     "micro_batches": rule.micro_batches or 2 * stages,
-                    "schedule": rule.schedule,
-                    "remat": rule.remat,
                     "replicas": 1,
+                    **fields_of(rule, "schedule", "remat"),
                 }
             ),
             "optimizer": OptimizerSettings(

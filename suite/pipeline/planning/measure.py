@@ -39,9 +39,6 @@ WARM_UPS, LEAST_ROUNDS = 2, 5
 SECONDS_A_LAYER = 0.4
 """Measuring time of each distinct layer; at least ``LEAST_ROUNDS`` rounds of forward, recompute and backward."""
 
-ROUNDS_TOGETHER = 1, 3
-"""As many warm-ups, and at least as many rounds, of all layers together: a round is a mean over the layers already."""
-
 DEVICE_REPEATS = 4
 """Calls timed together on a GPU, to amortise its synchronisation."""
 
@@ -89,7 +86,8 @@ def measure(
     if len(layers) == 1 or not synchronize(is_short and is_small):
         return costs
     together = typical.cell(range(len(layers)), typical.inputs, {})
-    return _scaled_to(together.seconds(make_update, synchronize, *ROUNDS_TOGETHER), costs)
+    # a round is a mean over the layers already
+    return _scaled_to(together.seconds(make_update, synchronize, warm_ups=1, least_rounds=3), costs)
 
 
 def _scaled_to(mean_s: dict[str, float], costs: Sequence[LayerCost]) -> list[LayerCost]:
