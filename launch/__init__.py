@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from suite.errors import SettingError, nearest
+from suite.errors import SettingError, check_known
 
 if TYPE_CHECKING:  # the command line imports this package
     from torch import nn
@@ -51,9 +51,7 @@ def run(
     from launch.train.command import start
     from suite.paths import read_json
 
-    launchers = ("local", "ray")
-    if launcher not in launchers:
-        raise SettingError(f"unknown launcher {launcher!r}; {nearest(launcher, launchers)}")
+    check_known("launcher", launcher, ("local", "ray"))
     if _is_running:  # by a call that imports the file: this one would never end
         raise SettingError('run is called while the file is imported; call it below if __name__ == "__main__":')
     _is_running = True

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from experiments.base.hints import command, option
-from suite.errors import SettingError, SuiteError, nearest
+from suite.errors import SuiteError
 
 TABLES = {
     "1": "the largest models that fit into the memory of K devices",
@@ -19,12 +19,6 @@ TABLES = {
     "breakdown": "where the time of a step goes, from a run with a trace: RUN= or --run, by default the latest",
 }
 """The tables that ``make table`` can make, by name."""
-
-
-def check_table(name: str) -> None:
-    """Raises SettingError with the closest names for an unknown table."""
-    if name not in TABLES:
-        raise SettingError(f"unknown table {name!r}; {nearest(name, TABLES)}")
 
 
 def tables() -> Table:

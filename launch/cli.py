@@ -25,7 +25,7 @@ from launch import catalog
 from launch import cli_options as options
 from launch.cli_options import NONE_GIVEN, choice, console, error_console
 from launch.runs.store import find_run
-from suite.errors import SettingError
+from suite.errors import SettingError, check_known
 
 # Each command checks names before it imports what it calls: torch alone takes seconds.
 
@@ -100,7 +100,7 @@ def table(
     if not name:
         console.print(catalog.tables())
         return
-    catalog.check_table(name)
+    check_known("table", name, catalog.TABLES)
     if run:
         find_run(run)
     from launch.tables import table as make_table

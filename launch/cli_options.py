@@ -9,7 +9,7 @@ import typer
 
 from experiments.names import Scale, experiment_names
 from launch.terminal import Terminal
-from suite.errors import SettingError, nearest
+from suite.errors import check_known
 
 console = Terminal()
 error_console = Terminal(stderr=True, style="red")
@@ -20,8 +20,7 @@ def choice(option: str, kind: Any, help: str) -> Any:
     values: tuple[str, ...] = get_args(kind)
 
     def parse(value: str) -> str:
-        if value not in values:
-            raise SettingError(f"unknown {option.strip('-')} {value!r}; {nearest(value, values)}")
+        check_known(option.strip("-"), value, values)
         return value
 
     return typer.Option(

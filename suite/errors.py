@@ -132,6 +132,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Raises SettingError, with the closest known names, for a name of ``what`` that is none of them."""
+    if name not in known:
+        raise SettingError(f"unknown {what} {name!r}; {nearest(name, known)}")
+
+
 def nearest(requested: str, known: Iterable[str]) -> str:
     """Returns ``did you mean a, b?`` with the closest known names, or lists all known names when none is close."""
     names = sorted(known)

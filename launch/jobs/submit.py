@@ -31,7 +31,7 @@ from launch.jobs.client import JobClient, JobError
 from launch.jobs.follow import JobLog
 from launch.jobs.package import OWN, copy_checkout, is_tracked
 from launch.runs.store import ADDRESS, SOURCE
-from suite.errors import PlacementError, SettingError, nearest
+from suite.errors import PlacementError, SettingError, check_known
 from suite.paths import hide_secrets
 from suite.pipeline.planning.devices import GIB
 
@@ -140,8 +140,7 @@ def job_command(request: JobRequest) -> JobCommand:
 def _check_settings(name: str, scale: str, settings: str) -> None:
     """Raises SettingError for settings that are invalid on every cluster; what fits is only known there."""
     settings, pipeline_auto = split_pipeline_auto(settings)
-    if scale not in get_args(Scale):
-        raise SettingError(f"unknown scale {scale!r}; {nearest(scale, get_args(Scale))}")
+    check_known("scale", scale, get_args(Scale))
     if scale in ("paper", "auto"):  # auto may choose any scale
         with suppress(SettingError) if scale == "auto" else nullcontext():
             find(name).with_settings(settings)
