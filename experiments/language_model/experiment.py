@@ -91,6 +91,7 @@ class LanguageModelExperiment(TextExperiment):
             context_length=length,
             residual_scale=2.0,
         )
+        train = {"steps": LAPTOP_STEPS, "batch_sequences": 16, "checkpoint_every": 500, "valid_sequences": 512}
         return self.model_copy(
             update={
                 "scale": "laptop",
@@ -105,13 +106,6 @@ class LanguageModelExperiment(TextExperiment):
                     lr_decay="cosine",
                     lr_decay_steps=LAPTOP_STEPS - LAPTOP_WARMUP_STEPS,
                 ),
-                "train": self.train.model_copy(
-                    update={
-                        "steps": LAPTOP_STEPS,
-                        "batch_sequences": 16,
-                        "checkpoint_every": 500,
-                        "valid_sequences": 512,
-                    }
-                ),
+                "train": self.train.model_copy(update=train),
             }
         )
