@@ -49,28 +49,39 @@ class Layer(nn.Module):
         return self.run(self, *inputs)
 
 
-def layer(refused="", replicas=2, **state):
+def one_layer(name, run, refused="", replicas=2, **state):
     """Registers a function of a layer and its inputs. ``state`` are functions that return its attributes: a tensor
     becomes a buffer."""
 
-    def register(run):
-        def make():
-            return [Layer(run, **{name: value() for name, value in state.items()})]
+    def make():
+        return [Layer(run, **{attribute: value() for attribute, value in state.items()})]
 
-        PRODUCTIONS[run.__name__] = Production(make, refused, replicas)
-        return run
+    PRODUCTIONS[name] = Production(make, refused, replicas)
+    return run
 
-    return register
+
+def layers(name, make, refused="", replicas=2):
+    """Registers a function that returns chunks of layers."""
+    PRODUCTIONS[name] = Production(make, refused, replicas)
+    return make
+
+
+def change(name, make, refused=""):
+    """Registers a function that changes a linear module."""
+    PRODUCTIONS[name] = Production(make, refused, changes=True)
+    return make
+
+
+def layer(refused="", replicas=2, **state):
+    """Registers a function with a name by ``one_layer``."""
+    return lambda run: one_layer(run.__name__, run, refused, replicas, **state)
 
 
 def production(refused="", replicas=2, changes=False):
-    """Registers a function that returns chunks of layers, or changes a linear module."""
-
-    def register(make):
-        PRODUCTIONS[make.__name__] = Production(make, refused, replicas, changes)
-        return make
-
-    return register
+    """Registers a function with a name by ``layers`` or ``change``."""
+    return lambda make: (
+        change(make.__name__, make, refused) if changes else layers(make.__name__, make, refused, replicas)
+    )
 
 
 def parameter(*shape):

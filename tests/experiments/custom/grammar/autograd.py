@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
+from tests.experiments.custom.grammar import Layer, W, layer, one_layer, parameter, production
 
 # ------------------------------------------------------------------------------------------ autograd functions
 
@@ -39,21 +39,15 @@ class Product(torch.autograd.Function):
 
 
 @layer()
-def squares_in_place(self, x):
-    return SquaresInPlace.apply(self.inner(x) * 0.5)
-
-
-@layer(w=lambda: parameter(W, W))
-def has_an_own_backward(self, x):
-    return Product.apply(self.inner(x), self.w)
-
-
-@layer()
 def hooks_its_output(self, x):
     y = self.inner(x)
     if y.requires_grad:
         y.register_hook(lambda gradient: gradient * 0.5)
     return y
+
+
+one_layer("squares_in_place", lambda self, x: SquaresInPlace.apply(self.inner(x) * 0.5))
+one_layer("has_an_own_backward", lambda self, x: Product.apply(self.inner(x), self.w), w=lambda: parameter(W, W))
 
 
 # ------------------------------------------------------------------------------------------ hooks of modules
@@ -135,16 +129,6 @@ def computes_forces_in_a_checkpoint(self, x):
 
 
 @layer()
-def maps_over_rows(self, x):
-    return torch.vmap(lambda row: torch.tanh(self.inner(row)))(x)
-
-
-@layer()
-def recomputes_itself_reentrant(self, x):
-    return checkpoint(self.inner, x, use_reentrant=True)
-
-
-@layer()
 def drops_in_a_checkpoint(self, x):
     return checkpoint(lambda y: F.dropout(self.inner(y), 0.5, self.training), x, use_reentrant=False)
 
@@ -154,6 +138,10 @@ def has_a_teacher(self, x):
     with torch.inference_mode():
         wanted = self.teacher(x.detach())
     return self.inner(x) + wanted.clone()
+
+
+one_layer("maps_over_rows", lambda self, x: torch.vmap(lambda row: torch.tanh(self.inner(row)))(x))
+one_layer("recomputes_itself_reentrant", lambda self, x: checkpoint(self.inner, x, use_reentrant=True))
 
 
 # ------------------------------------------------------------------------------------------ tensors with a class

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from tests.experiments.custom.grammar import PRODUCTIONS, Layer, Production, W, layer, production
+from tests.experiments.custom.grammar import PRODUCTIONS, Layer, Production, W, layer, layers, production
 
 # ------------------------------------------------------------------------------------------ Python attributes
 
@@ -72,11 +72,6 @@ class OwnNames(nn.Module):
         return self.decode_step(self.prefill(self.indices(F.linear(x, self.ties))))
 
 
-@production()
-def own_names():
-    return [OwnNames()]
-
-
 GLOBAL = nn.Linear(W, W)
 
 
@@ -87,11 +82,6 @@ class NamedAsAGlobal(nn.Module):
 
     def forward(self, x):
         return self.GLOBAL(x)
-
-
-@production()
-def has_an_attribute_named_as_a_global():
-    return [NamedAsAGlobal()]
 
 
 @production()
@@ -127,11 +117,6 @@ class Wraps(nn.Module):
         return self.inner(x) + self.weight.sum()
 
 
-@production()
-def wraps():
-    return [Wraps()]
-
-
 class KeepsEvaluating(Layer):
     def train(self, mode=True):
         super().train(mode)
@@ -139,19 +124,9 @@ class KeepsEvaluating(Layer):
         return self
 
 
-@production()
-def keeps_a_part_in_evaluation():
-    return [KeepsEvaluating(lambda self, x: self.drop(self.inner(x)), drop=nn.Dropout())]
-
-
 class ForgetsToReturn(Layer):
     def train(self, mode=True):
         super().train(mode)
-
-
-@production()
-def its_train_returns_nothing():
-    return [ForgetsToReturn(lambda self, x: self.inner(x))]
 
 
 @production()
@@ -175,6 +150,15 @@ def knows_its_parent():
     made.child.parent = [made]
     made.child.forward = MethodType(lambda self, x: x + self.parent[0].inner.bias, made.child)
     return [made]
+
+
+layers("own_names", lambda: [OwnNames()])
+layers("has_an_attribute_named_as_a_global", lambda: [NamedAsAGlobal()])
+layers("wraps", lambda: [Wraps()])
+layers(
+    "keeps_a_part_in_evaluation", lambda: [KeepsEvaluating(lambda self, x: self.drop(self.inner(x)), drop=nn.Dropout())]
+)
+layers("its_train_returns_nothing", lambda: [ForgetsToReturn(lambda self, x: self.inner(x))])
 
 
 # ------------------------------------------------------------------------------------------ modules of torch

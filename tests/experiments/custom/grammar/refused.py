@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.experiments.custom.grammar import Layer, W, layer, production
+from tests.experiments.custom.grammar import Layer, W, layer, one_layer, production
 
 CALLS = itertools.count(1)
 NO_TENSOR = "it must return one tensor or a tuple of tensors"
@@ -20,20 +20,10 @@ def returns_nothing(self, x):
     self.inner(x)
 
 
-@layer("returns a tuple among its outputs")
-def returns_nested_tuples(self, x):
-    return self.inner(x), (x,)
-
-
 @layer("returns no tensors; it must return one")
 def returns_an_empty_tuple(self, x):
     self.inner(x)
     return ()
-
-
-@layer("a sparse tensor, not a dense one")
-def returns_a_sparse_tensor(self, x):
-    return self.inner(x).to_sparse()
 
 
 @layer("returns a tensor of complex64, not a real one")
@@ -50,11 +40,6 @@ def branches_on_values(self, x):
 @layer("must be a parameter or a buffer")
 def makes_a_tensor_elsewhere(self, x):
     return self.inner(x) * torch.arange(float(W))
-
-
-@layer("returns nothing that depends on its parameters")
-def detaches(self, x):
-    return self.inner(x).detach()
 
 
 @layer("in evaluation mode and float32")
@@ -81,12 +66,12 @@ def a_tensor_of_a_class():
     return [(first, Layer(lambda self, x: self.inner(x.doubled().as_subclass(torch.Tensor))))]
 
 
+one_layer("returns_nested_tuples", lambda self, x: (self.inner(x), (x,)), "returns a tuple among its outputs")
+one_layer("returns_a_sparse_tensor", lambda self, x: self.inner(x).to_sparse(), "a sparse tensor, not a dense one")
+one_layer("detaches", lambda self, x: self.inner(x).detach(), "returns nothing that depends on its parameters")
+
+
 # ------------------------------------------------------------------------------------------ in place
-
-
-@layer("changes its inputs in place")
-def changes_its_input(self, x):
-    return self.inner(x.add_(1))
 
 
 @layer("changes its inputs in place")
@@ -118,6 +103,9 @@ def makes_a_module_at_first(self, x):
 def freezes_itself(self, x):
     self.inner.weight.requires_grad_(False)
     return self.inner(x)
+
+
+one_layer("changes_its_input", lambda self, x: self.inner(x.add_(1)), "changes its inputs in place")
 
 
 # ------------------------------------------------------------------------------------------ state and draws
@@ -168,11 +156,6 @@ def removes_a_buffer(self, x):
     return self.inner(x)
 
 
-@layer("it uses something outside that changes")
-def counts_outside(self, x):
-    return self.inner(x) / next(CALLS)
-
-
 @layer("would not repeat its forward: it draws from its own generator own; keep", own=torch.Generator)
 def draws_from_a_generator(self, x):
     return self.inner(x) + torch.rand(1, generator=self.own)
@@ -198,11 +181,10 @@ class Noise(torch.autograd.Function):
         return gradient + torch.randn_like(gradient) * 0.1
 
 
-@layer("draws random numbers in its backward")
-def draws_in_its_backward(self, x):
-    return Noise.apply(self.inner(x))
-
-
 @layer("does not work with micro-batches", norm=lambda: nn.BatchNorm1d(W))
 def has_a_batch_norm(self, x):
     return self.norm(self.inner(x))
+
+
+one_layer("counts_outside", lambda self, x: self.inner(x) / next(CALLS), "it uses something outside that changes")
+one_layer("draws_in_its_backward", lambda self, x: Noise.apply(self.inner(x)), "draws random numbers in its backward")

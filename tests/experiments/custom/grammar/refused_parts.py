@@ -7,7 +7,7 @@ from types import MethodType
 import torch
 from torch import nn
 
-from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
+from tests.experiments.custom.grammar import Layer, W, layer, layers, one_layer, parameter, production
 
 GLOBAL = nn.Linear(W, W)
 
@@ -139,11 +139,6 @@ def by_global(x):
     return GLOBAL(x)
 
 
-@layer("by the global GLOBAL")
-def uses_a_global_by_another_function(self, x):
-    return self.inner(x) + by_global(x)
-
-
 @production("by the class attribute w")
 def has_a_trained_class_attribute():
     made = type("Made", (nn.Module,), {"w": parameter(W), "forward": lambda self, x: x * self.w})
@@ -164,19 +159,9 @@ def knows_its_parent_by_proxy():
     return [made]
 
 
-@production("cannot be copied")
-def has_a_lock():
-    return [Layer(lambda self, x: self.inner(x), lock=threading.Lock())]
-
-
 class Uncopied(nn.Linear):
     def __deepcopy__(self, memo):
         raise RuntimeError("not twice")
-
-
-@production("a Uncopied cannot be copied (RuntimeError: not twice)")
-def refuses_to_be_copied():
-    return [Uncopied(W, W)]
 
 
 class CopiesItself(nn.Module):
@@ -191,11 +176,6 @@ class CopiesItself(nn.Module):
 
     def forward(self, x):
         return self.inner(x)
-
-
-@production("copy")
-def copies_itself():
-    return [CopiesItself()]
 
 
 def adds_to_its_count(self, x):
@@ -269,3 +249,9 @@ def clamps_a_gradient(linear):
 def hooks_after_accumulation(linear):
     if linear.weight.requires_grad:
         linear.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5))
+
+
+one_layer("uses_a_global_by_another_function", lambda self, x: self.inner(x) + by_global(x), "by the global GLOBAL")
+layers("has_a_lock", lambda: [Layer(lambda self, x: self.inner(x), lock=threading.Lock())], "cannot be copied")
+layers("refuses_to_be_copied", lambda: [Uncopied(W, W)], "a Uncopied cannot be copied (RuntimeError: not twice)")
+layers("copies_itself", lambda: [CopiesItself()], "copy")

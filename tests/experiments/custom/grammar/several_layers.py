@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
+from tests.experiments.custom.grammar import Layer, W, change, layer, layers, parameter, production
 
 
 def sums(self, x, *others):
@@ -49,21 +49,6 @@ def stash(source, target, *names):
 
 
 @production()
-def a_skip():
-    return stash(Layer(lambda self, x: (lambda y: (torch.tanh(y), y))(self.inner(x))), Layer(sums), "skip")
-
-
-@production()
-def a_skip_of_its_output():
-    return stash(Layer(lambda self, x: (lambda y: (y, y))(self.inner(x))), Layer(sums), "same")
-
-
-@production()
-def a_skip_of_its_input():
-    return stash(Layer(lambda self, x: (self.inner(x), x)), Layer(sums), "before")
-
-
-@production()
 def two_skips():
     return stash(Layer(lambda self, x: (x, x.sign().long(), self.inner(x))), Layer(sums), "signs", "values")
 
@@ -79,6 +64,15 @@ def a_skip_beside_a_tie():
     target = Layer(sums)
     target.inner.weight = source.inner.weight
     return stash(source, target, "tied")
+
+
+layers(
+    "a_skip", lambda: stash(Layer(lambda self, x: (lambda y: (torch.tanh(y), y))(self.inner(x))), Layer(sums), "skip")
+)
+layers(
+    "a_skip_of_its_output", lambda: stash(Layer(lambda self, x: (lambda y: (y, y))(self.inner(x))), Layer(sums), "same")
+)
+layers("a_skip_of_its_input", lambda: stash(Layer(lambda self, x: (self.inner(x), x)), Layer(sums), "before"))
 
 
 # ------------------------------------------------------------------------------------------ ties
@@ -163,19 +157,9 @@ def equal_layers():
 
 
 @production(changes=True)
-def frozen(linear):
-    linear.requires_grad_(False)
-
-
-@production(changes=True)
 def partly_frozen(linear):
     if linear.bias is not None:
         linear.bias.requires_grad_(False)
-
-
-@production(changes=True)
-def only_the_bias_trains(linear):
-    linear.weight.requires_grad_(False)
 
 
 @production(changes=True)
@@ -194,15 +178,11 @@ def transposed_weight(linear):
 
 
 @production(changes=True)
-def in_evaluation(linear):
-    linear.eval()
-
-
-@production(changes=True)
 def hooked_after_the_forward(linear):
     linear.register_forward_hook(lambda module, inputs, output: output.clone().add_(1))
 
 
-@production(changes=True)
-def has_a_large_weight(linear):
-    linear.weight.data.mul_(30)
+change("frozen", lambda linear: linear.requires_grad_(False))
+change("only_the_bias_trains", lambda linear: linear.weight.requires_grad_(False))
+change("in_evaluation", lambda linear: linear.eval())
+change("has_a_large_weight", lambda linear: linear.weight.data.mul_(30))

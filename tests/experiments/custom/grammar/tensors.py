@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.experiments.custom.grammar import Layer, W, layer, parameter, production
+from tests.experiments.custom.grammar import Layer, W, layer, one_layer, parameter, production
 
 # ------------------------------------------------------------------------------------------ outputs and operations
 
@@ -20,45 +20,19 @@ def adds_in_place(self, x):
 
 
 @layer()
-def expands(self, x):
-    return self.inner(x).mean(1, keepdim=True).expand(-1, W)
-
-
-@layer()
-def returns_a_transposed_view(self, x):
-    return self.inner(x).t().contiguous().t()
-
-
-@layer(inner=lambda: None)
-def returns_its_input(self, x):
-    return x
-
-
-@layer()
-def returns_a_list(self, x):
-    return [self.inner(x)]
-
-
-@layer(inner=lambda: None)
-def stops_the_gradient(self, x):
-    return x.detach()
-
-
-@layer()
-def mixes_rows(self, x):
-    return self.inner(x - x.mean(0)) * len(x)
-
-
-@layer()
 def uses_autocast(self, x):
     with torch.autocast("cpu", torch.bfloat16):
         y = self.inner(x)
     return y.float()
 
 
-@layer()
-def depends_on_the_mode(self, x):
-    return self.inner(x) * (2 if self.training else 1)
+one_layer("expands", lambda self, x: self.inner(x).mean(1, keepdim=True).expand(-1, W))
+one_layer("returns_a_transposed_view", lambda self, x: self.inner(x).t().contiguous().t())
+one_layer("returns_its_input", lambda self, x: x, inner=lambda: None)
+one_layer("returns_a_list", lambda self, x: [self.inner(x)])
+one_layer("stops_the_gradient", lambda self, x: x.detach(), inner=lambda: None)
+one_layer("mixes_rows", lambda self, x: self.inner(x - x.mean(0)) * len(x))
+one_layer("depends_on_the_mode", lambda self, x: self.inner(x) * (2 if self.training else 1))
 
 
 # ------------------------------------------------------------------------------------------ parameters and buffers
@@ -68,29 +42,9 @@ class Subclass(nn.Parameter):
     """A parameter of a class of its own."""
 
 
-@layer(w=lambda: nn.Parameter(torch.randn(W, W).t()))
-def has_a_transposed_parameter(self, x):
-    return x @ self.w
-
-
-@layer(w=lambda: parameter(W, 0))
-def has_an_empty_parameter(self, x):
-    return torch.cat([self.inner(x), x @ self.w], 1)
-
-
-@layer(w=lambda: parameter(W))
-def has_an_unused_parameter(self, x):
-    return self.inner(x)
-
-
 @layer(w=lambda: parameter(W, W))
 def uses_a_parameter_twice(self, x):
     return F.linear(torch.tanh(F.linear(self.inner(self.inner(x)), self.w)), self.w)
-
-
-@layer(w=lambda: Subclass(torch.randn(W)))
-def has_a_parameter_class(self, x):
-    return self.inner(x) * self.w
 
 
 @layer(w=lambda: nn.Parameter(torch.arange(W), requires_grad=False))
@@ -127,11 +81,6 @@ def has_nothing_registered():
     return [made]
 
 
-@layer(w=lambda: torch.ones(W, requires_grad=True))
-def has_a_buffer_with_gradient(self, x):
-    return self.inner(x) * self.w
-
-
 @production()
 def buffer_of_two_names():
     made = Layer(lambda self, x: self.inner(x) * self.b, a=torch.full((1,), 0.5))
@@ -161,25 +110,26 @@ def keeps_a_queue(self, x):
     return self.inner(x) + self.queue.mean(0)
 
 
+one_layer("has_a_transposed_parameter", lambda self, x: x @ self.w, w=lambda: nn.Parameter(torch.randn(W, W).t()))
+one_layer(
+    "has_an_empty_parameter", lambda self, x: torch.cat([self.inner(x), x @ self.w], 1), w=lambda: parameter(W, 0)
+)
+one_layer("has_an_unused_parameter", lambda self, x: self.inner(x), w=lambda: parameter(W))
+one_layer("has_a_parameter_class", lambda self, x: self.inner(x) * self.w, w=lambda: Subclass(torch.randn(W)))
+one_layer(
+    "has_a_buffer_with_gradient", lambda self, x: self.inner(x) * self.w, w=lambda: torch.ones(W, requires_grad=True)
+)
+
+
 # ------------------------------------------------------------------------------------------ draws
-
-
-@layer()
-def drops(self, x):
-    return F.dropout(self.inner(x), 0.4, self.training)
-
-
-@layer()
-def draws_from_numpy(self, x):
-    return self.inner(x) * float(np.random.rand())
-
-
-@layer()
-def drops_itself(self, x):
-    return x if self.training and random.random() < 0.5 else self.inner(x)
 
 
 @layer()
 def seeds_itself(self, x):
     torch.manual_seed(3)
     return self.inner(x) + torch.rand_like(x)
+
+
+one_layer("drops", lambda self, x: F.dropout(self.inner(x), 0.4, self.training))
+one_layer("draws_from_numpy", lambda self, x: self.inner(x) * float(np.random.rand()))
+one_layer("drops_itself", lambda self, x: x if self.training and random.random() < 0.5 else self.inner(x))
