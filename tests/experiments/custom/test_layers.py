@@ -7,11 +7,11 @@ from torch import nn
 from experiments.custom.experiment import build
 from experiments.custom.held_tensors import check_held
 from experiments.custom.layer_check import find_refusal
-from experiments.custom.layers import on_meta, tie_shared
+from experiments.custom.layers import on_meta
 from experiments.custom.loss import SummedLoss
 from suite import TrainSpec
 from suite.errors import SettingError
-from suite.pipeline.model.layers import materialize, structure_key, ties_of
+from suite.pipeline.model.layers import materialize, structure_key
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.sample import MicroBatch
@@ -88,14 +88,6 @@ def test_the_topmost_reset_of_a_branch_initialises_it():
     with torch.device("meta"):
         made = materialize(on_meta(nn.Sequential(Sevens())), 1, CPU)
     assert made[0].linear.weight.equal(torch.full((3, 3), 7.0))
-
-
-def test_a_parameter_of_two_layers_is_tied():
-    first, last = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
-    last.weight = first.weight
-    tie_shared([first, nn.ReLU(), last])
-    assert ties_of(first) == ties_of(last) == {"weight": "weight of layer 0"}
-    assert ties_of(on_meta(last)) == ties_of(last)
 
 
 def test_a_layer_that_returns_integers_alone_needs_no_gradient():

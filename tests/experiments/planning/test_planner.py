@@ -170,12 +170,6 @@ def test_layer_costs_do_not_depend_on_the_memory_of_a_device() -> None:
     assert small == large
 
 
-def test_cells_by_hand_are_the_plans_cells() -> None:
-    planned = plan_request(linear("pipeline.stages=3 pipeline.layers_per_cell=1,5,1"), ROOMY, estimated_costs)
-    assert planned.plan.layers_per_cell == (1, 5, 1)
-    assert plan_request(linear("pipeline.stages=3"), ROOMY, estimated_costs).plan.layers_per_cell != (1, 5, 1)
-
-
 def test_too_few_devices_and_too_few_rows_are_told_at_once_before_anything_is_measured() -> None:
     def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
         raise AssertionError("measured")

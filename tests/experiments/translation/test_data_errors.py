@@ -3,20 +3,14 @@
 from experiments.registry import find
 from suite.data.text.prepare import folder_of, prepare
 from suite.data.text.splitting import TRAIN, VALID
-
-PAIRS = {
-    "de": ("Das Buch liegt auf dem Tisch.", "Morgen fahren wir zum Bahnhof.", "Der Hund schläft unter dem alten Baum.",
-           "Sie kauft frisches Brot und Käse.", "Im Winter friert der kleine See.", "Wer hat den Schlüssel gesehen?"),
-    "en": ("The book lies on the table.", "Tomorrow we drive to the station.", "The dog sleeps under the old tree.",
-           "She buys fresh bread and cheese.", "In winter the small lake freezes.", "Who has seen the key?"),
-}  # fmt: skip
+from tests.suite.data.mutations import PAIRS
+from tests.suite.data.text.pair_files import write_pairs
 
 
 def test_a_corpus_too_small_for_a_validation_split_is_named(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
-    for language, lines in PAIRS.items():
-        (texts / f"train.de-en.{language}").write_text("\n".join(lines) + "\n")
+    write_pairs(texts, "train", PAIRS[:6])
     experiment = find("t24_1_3b_wide").with_settings(
         f"text.corpus={texts} text.clean=false text.vocabulary=340 text.max_length=32"
     )

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from launch.backends.processes import run_processes
-from suite.errors import CheckpointError, NonFiniteError
+from suite.errors import CheckpointError
 from suite.pipeline.model.layers import distinct_parameters
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
@@ -201,15 +201,3 @@ def test_state_of_a_parameter_that_is_frozen_by_now_is_refused(found, folder):
     found(2, 2)
     with pytest.raises(CheckpointError, match=r"layer 4 .* this model does not train: mix.bias/exp_avg"):
         run_processes(resumed, 1, str(folder / "2-2/0"))
-
-
-def spoiled(rank, world, rendezvous):
-    join(rank, world, rendezvous)
-    frozen = FREEZES["the layers of a middle stage"]
-    trained(rank, 2, 1, STEPS, poison=("gradient", 4, 2), spoil=(2, 3, 4), frozen=frozen)
-
-
-def test_bad_numbers_are_traced_past_frozen_layers():
-    origin = r"the first non-finite number was at .*micro-batch 2, layer 4: .*, gradient of input 0"
-    with pytest.raises(NonFiniteError, match=origin):
-        run_processes(spoiled, 2)

@@ -10,18 +10,6 @@ from suite.errors import RunFileError
 from suite.training.jsonl import last_line
 from suite.training.metrics import MOST, check_metrics, read_history, read_steps
 
-
-def written(path, *lines):
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-def test_steps_are_read_without_validations(tmp_path):
-    step = {"step": 1, "train/loss": 2.0}
-    assert read_steps(written(tmp_path / "metrics.jsonl", step, {"step": 1, "valid/nll": 3.0})) == [step]
-    assert read_steps(tmp_path / "none.jsonl") == []
-
-
 # a child's ru_maxrss begins at its parent's
 READ = r"""
 import re, sys
@@ -58,14 +46,17 @@ def test_a_resume_a_page_and_a_list_read_a_million_steps_in_little_memory(tmp_pa
     assert history.validations == [{"step": validated, "valid/nll": 4.0}]
 
 
-def test_a_damaged_line_is_named_but_not_the_torn_end(tmp_path):
-    path = written(tmp_path / "metrics.jsonl", {"step": 1, "train/loss": 2.0}, {"step": 2, "train/loss": 1.0})
+def test_a_damaged_line_is_named_but_not_the_torn_end_and_steps_are_read_without_it_and_validations(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_steps(path) == []
+    lines = [{"step": 1, "train/loss": 2.0}, {"step": 1, "valid/nll": 3.0}, {"step": 2, "train/loss": 1.0}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"step": 3')
     check_metrics(path)
     for line in (b'{"step": 0, "train/loss": "\xff"}\n', b"\0\0\0\n", b'{"step"{"step": 0}\n', b'{"\0": 1}\n'):
         path.write_bytes(line + whole)
-        assert [step["step"] for step in read_steps(path)] == [1, 2]
+        assert read_steps(path) == [lines[0], lines[2]]
         if b'{"step"{' not in line:
             with pytest.raises(RunFileError, match=r"line 1 of .*metrics.jsonl is damaged; .*sed -i 1d"):
                 check_metrics(path)

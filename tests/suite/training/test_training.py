@@ -9,6 +9,7 @@ import torch
 from suite.errors import CheckpointError, NonFiniteError
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import UNLIMITED
+from tests.suite.pipeline.freezing import FREEZES
 from tests.suite.training.work import train_in_processes
 
 HALF, WHOLE = 10, 20
@@ -63,12 +64,6 @@ def checkpoints(half_way, tmp_path):
     return str(shutil.copytree(half_way[0], tmp_path / "checkpoints"))
 
 
-def test_resumed_steps_are_those_of_an_undisturbed_run(whole, half_way, checkpoints):
-    first_losses, _ = half_way[1]
-    resumed_losses, weights = trained(2, until=WHOLE, folder=checkpoints, resume=True)
-    assert_same(whole, (first_losses + resumed_losses, weights))
-
-
 @pytest.mark.parametrize(("stages", "replicas"), [(3, 1), (2, 2)])
 def test_a_checkpoint_resumes_at_another_k_and_r(whole, checkpoints, stages, replicas):
     losses, weights = trained(stages, replicas, until=WHOLE, folder=checkpoints, resume=True)
@@ -106,21 +101,24 @@ def test_a_step_with_infinite_numbers_changes_nothing_anywhere(alone):
 
 
 @pytest.mark.parametrize(
-    ("poison", "schedule_config", "place"),
+    ("options", "place"),
     [
-        (None, "except_last", "layer 5: .* or the loss behind it"),
+        ({}, "layer 5: .* or the loss behind it"),
         (
-            ("gradient", 4, 2),
-            ScheduleConfig("zero_bubble", (UNLIMITED,)),
+            {
+                "poison": ("gradient", 4, 2), "schedule_config": ScheduleConfig("zero_bubble", (UNLIMITED,)),
+                "frozen": FREEZES["the layers of a middle stage"],
+            },
             "micro-batch 2, layer 4: .*, gradient of input 0, in action I2",
         ),
     ],
-)
-def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(poison, schedule_config, place):
+)  # fmt: skip
+def test_too_many_bad_steps_stop_all_workers_and_name_where_the_numbers_went_bad(options, place):
+    """Also behind frozen layers, with a backward in two parts."""
     with pytest.raises(
         NonFiniteError, match=rf"3 steps in a row .* the first non-finite number was at replica 0, stage 1, .*{place}"
     ):
-        trained(2, spoil=(2, 3, 4), poison=poison, schedule_config=schedule_config)
+        trained(2, spoil=(2, 3, 4), **options)
 
 
 def test_bad_numbers_that_do_not_come_again_are_told_as_a_devices():

@@ -17,11 +17,6 @@ def pack(lengths, rows):
     return [packed.take(np.array([row])).pairs.tolist() for row in range(len(packed.counts))]
 
 
-def test_rows_by_hand():
-    assert pack([(7, 6), (5, 8), (3, 1), (2, 2)], 2) == [[1, 2], [0, 3]]  # 8 and 9 wide, 9 and 8
-    assert pack([(1, 1)] * 12, 4) == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
-
-
 @given(st.lists(st.tuples(sides, sides), min_size=1, max_size=200), st.integers(1, 40), st.integers(2, 30))
 def test_every_pair_is_in_one_row_and_groups_side_by_side_are_packed_as_one_after_the_other(lengths, rows, together):
     with pytest.MonkeyPatch.context() as patch:

@@ -14,6 +14,7 @@ from suite.data.packages import UnreachableError, fetch_wheels
 from suite.data.text import prepare as module
 from suite.data.text.catalogues import REQUIREMENTS
 from suite.data.text.prepare import folder_of, prepare
+from suite.data.text.splitting import TEST, TRAIN
 from suite.data.text.text import TextData
 from suite.errors import DataError, SettingError
 from suite.settings import TextSettings
@@ -41,6 +42,16 @@ def test_prepared_text_is_used_again(own_cache: Path, settings: TextSettings, mo
     assert len(again.tokenizer) == settings.vocabulary
     assert sum(again.pairs.values()) == len(again.splits["train"]) > 40_000
     assert all(Path(file["filename"]).is_relative_to(own_cache) for file in again.splits["train"].cache_files)
+
+
+def test_whoever_does_not_ask_for_the_test_pairs_gets_none(data: TextData, settings, cache) -> None:
+    """Training, validation and tuning do not ask."""
+    assert data.token_ids(TEST, [0])
+    without = TextData(folder_of(settings, cache))
+    assert without.token_ids(TRAIN, [0])
+    for read in (without.token_ids, without.texts):
+        with pytest.raises(KeyError):
+            read(TEST, [0])
 
 
 def test_rows_lie_together_by_language(data: TextData):

@@ -1,6 +1,5 @@
 """Reads harmed checkpoints: each must give an error by name or the right state, and nothing else."""
 
-import hashlib
 import json
 import random
 import resource
@@ -21,6 +20,7 @@ from tests.suite.pipeline.build import build, join
 from tests.suite.pipeline.toy import SumLoss, toy_layers
 from tests.suite.training.checkpoint.mutations import bytes_harmed, header_harmed, manifest_harmed
 from tests.suite.training.checkpoint.saves import LAYERS, layer_path, newest_of
+from tests.suite.training.checkpoint.seal import digests, write_sealed
 
 GROWTH_KIB = 200 * 1024
 
@@ -121,6 +121,5 @@ def harm(target, name, sealed, chance):
     else:
         data = (header_harmed if chance.random() < 0.7 else bytes_harmed)(data, chance)
         path.write_bytes(data)
-        values["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    seal = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    (target / "manifest.json").write_text(json.dumps({**values, "seal": seal}, sort_keys=True, indent=1))
+        values["files"][name] = digests(data)
+    write_sealed(target, values)
