@@ -76,12 +76,8 @@ def test_a_metric_has_the_name_of_its_function_but_of_no_other_metric(folder, me
 def test_a_function_of_a_file_is_an_experiment(folder):
     experiment = find("own.py:small")
     assert experiment.source == f"{folder}/own.py:small"
-    assert (experiment.name, experiment.layer_count, experiment.pipeline.stages, experiment.train.steps) == (
-        "small",
-        2,
-        2,
-        7,
-    )
+    assert (experiment.name, experiment.layer_count) == ("small", 2)
+    assert (experiment.pipeline.stages, experiment.train.steps) == (2, 7)
     assert (experiment.pipeline.schedule, find("t12_400m").pipeline.schedule) == ("auto", "fill_drain")
     assert (experiment.optimizer.learning_rate, experiment.trace, experiment.train.batch_rows) == (0.5, True, 2)
     assert stored(experiment) == experiment

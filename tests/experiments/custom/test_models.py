@@ -69,10 +69,8 @@ def reference(name):
         tensors, stash = tuple(tensor[part] for tensor in inputs), {}
         for layer in spec.layers:
             tensors = call(layer, tensors, stash)
-        divisor = 1 if getattr(spec.loss, "reduction", "mean") == "mean" else models.ROWS
-        loss = loss + spec.loss(*tensors, *(target[part] for target in targets)) / divisor * count / models.ROWS * (
-            models.ROWS / count if divisor > 1 else 1
-        )
+        share = count if getattr(spec.loss, "reduction", "mean") == "mean" else 1
+        loss = loss + spec.loss(*tensors, *(target[part] for target in targets)) * share / models.ROWS
         first += count
     loss.backward()
     return {

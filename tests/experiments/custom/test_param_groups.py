@@ -29,15 +29,12 @@ def test_without_it_all_parameters_are_updated_alike():
     assert update_factors(spec(), "0.weight") == (1.0, 1.0)
 
 
-def test_it_sees_name_and_shape():
-    grouped = replace(spec(), param_groups=lambda name, p: (0.5 if name.startswith("0.") else 1, p.ndim > 1))
-    assert update_factors(grouped, "0.weight") == (0.5, 1.0)
-
-
-def test_it_sees_the_parameter_itself():
+def test_it_sees_the_name_and_the_parameter_itself():
     plain = spec()
-    grouped = replace(plain, param_groups=lambda name, p: (0.5 if p is plain.layers[0].weight else 1.0, 1.0))
+    own = plain.layers[0].weight
+    grouped = replace(plain, param_groups=lambda name, p: (0.5 if name == "0.weight" and p is own else 1, p.ndim > 1))
     assert update_factors(grouped, "0.weight") == (0.5, 1.0)
+    assert update_factors(grouped, "0.bias") == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("found", [None, 1.0, (1.0,), (1.0, 1.0, 1.0), (1.0, -0.5), (float("nan"), 1.0), ("1", 1.0)])

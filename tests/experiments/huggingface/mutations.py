@@ -124,18 +124,21 @@ def no_tensor(folder, draw):
     return lost
 
 
+def _added(folder, name, tensor_beside, chosen):
+    """Adds a tensor, made of the one with the name ``chosen``."""
+    _rewritten(folder, lambda key, tensor: {key: tensor} | ({name: tensor_beside(tensor)} if key == chosen else {}))
+
+
 def more_tensors(folder, draw):
     extra = draw.choice(["h.0.attn.bias", "score.weight", "model.layers.9.mlp.up_proj.weight", "x", "é.weight", ""])
-    first = _keys(folder)[0]
-    _rewritten(folder, lambda key, tensor: {key: tensor} | ({extra: torch.ones(2, 2)} if key == first else {}))
+    _added(folder, extra, lambda _: torch.ones(2, 2), _keys(folder)[0])
     return extra
 
 
 def old_buffers(folder, draw):
     body = _body(folder)
     extra = {"transformer.": "h.0.attn.masked_bias", "model.": "layers.0.self_attn.rotary_emb.inv_freq"}[body]
-    first = _keys(folder)[0]
-    _rewritten(folder, lambda key, tensor: {key: tensor} | ({body + extra: torch.ones(2)} if key == first else {}))
+    _added(folder, body + extra, lambda _: torch.ones(2), _keys(folder)[0])
 
 
 def tied_under_its_other_name(folder, draw):
@@ -146,21 +149,14 @@ def tied_under_its_other_name(folder, draw):
 def tied_twice(folder, draw):
     source, other = _tied_names(folder)
     factor = draw.choice([1, 2])
-    _rewritten(
-        folder, lambda key, tensor: {key: tensor} | ({other: tensor.float() * factor} if key.endswith(source) else {})
-    )
+    _added(folder, other, lambda tensor: tensor.float() * factor, source)
     return f"times {factor}"
 
 
 def twice_by_prefix(folder, draw):
     body, chosen = _body(folder), draw.choice(_keys(folder))
     factor = draw.choice([1, 2])
-    _rewritten(
-        folder,
-        lambda key, tensor: (
-            {key: tensor} | ({key.removeprefix(body): tensor.float() * factor} if key == chosen else {})
-        ),
-    )
+    _added(folder, chosen.removeprefix(body), lambda tensor: tensor.float() * factor, chosen)
     return f"{chosen} times {factor}"
 
 

@@ -14,8 +14,7 @@ from experiments.registry import find, resolve
 from suite.errors import PlanError, SettingError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
-
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
+from tests.experiments.planning.works import LAPTOP
 
 
 def test_the_papers_run_has_the_papers_numbers() -> None:

@@ -11,10 +11,8 @@ from experiments.language_model.runs import find_transformer, language_model
 from experiments.registry import find, resolve
 from suite.errors import SettingError
 from suite.pipeline.model.layers import count_parameters
-from suite.pipeline.planning.devices import GIB
+from tests.experiments.planning.works import LAPTOP
 from tests.experiments.stored import stored
-
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 
 
 # Table 1 of the paper: K, and 282.2M, 785.8M, 5.3B, 21.0B, 83.9B. All blocks of a model are alike.

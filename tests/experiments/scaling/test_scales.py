@@ -14,9 +14,9 @@ from experiments.registry import experiments, find, resolve
 from suite.errors import PlacementError, SettingError
 from suite.pipeline.model.layers import count_parameters
 from suite.pipeline.planning.devices import GIB
+from tests.experiments.planning.works import LAPTOP
 from tests.marks import slow_but_for
 
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 FARM = Cluster(devices=128, bytes_per_device=16 * GIB, kind="gpu")
 NAMES = ["t12_400m", "t24_1_3b_wide", "t48_1_3b_deep", "t64_3b", "t128_6b"]
 

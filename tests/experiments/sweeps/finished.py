@@ -4,9 +4,8 @@ import json
 import random
 from pathlib import Path
 
-from experiments.base.cluster import Cluster
 from experiments.sweeps.registry import SWEEPS
-from suite.pipeline.planning.devices import GIB
+from tests.experiments.planning.works import LAPTOP
 
 WORDS = ["open", "the", "file", "save", "all", "changes", "now", "please", "close", "window"]
 
@@ -46,7 +45,6 @@ def _part(scores: dict, less: float) -> dict:
     return {"pairs": 300, "copy": {"bleu": 14.0 - less, "chrf": 26.0 - less}} | own
 
 
-LAPTOP = Cluster(devices=2, bytes_per_device=12 * GIB, kind="cpu")
 THIRDS = {"de": "high", "es": "high", "it": "middle", "nl": "middle", "da": "low", "gl": "low"}
 PAIRS = {"de": 17_000, "es": 18_000, "it": 3000, "nl": 3000, "da": 500, "gl": 500}
 GOOD = {"t12_400m": 10.0, "t24_1_3b_wide": 12.0, "t48_1_3b_deep": 15.0, "t64_3b": 17.0, "t128_6b": 19.0}

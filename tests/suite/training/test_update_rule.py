@@ -1,7 +1,5 @@
 """The rate of each step, under each way of falling."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 
@@ -62,26 +60,3 @@ def test_the_rate_of_adafactor_is_the_one_that_acts(step):
     optimizer.step()
     assert (1 - parameter.detach()).tolist() == pytest.approx([rate] * 4, rel=1e-9)
     assert rate == pytest.approx(min(0.015 * (step + 1) / 40_000, (step + 1) ** -0.5))
-
-
-@pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_adafactor_rests_when_its_rate_has_fallen_to_zero(decay):
-    """At a rate of exactly 0 parameters keep their bits and the state goes on: nothing is divided by the rate."""
-    settings = OptimizerSettings(
-        name="adafactor", learning_rate=0.1, warmup_steps=2, lr_decay=decay, lr_decay_steps=4, weight_decay=0.1
-    )
-    parameters = [torch.nn.Parameter(torch.ones(size)) for size in ((3, 4), (5,))]
-    optimizer = make_optimizer(parameters, settings)
-    seen, rates_seen = [], []
-    for step in range(10):
-        rates_seen.append(learning_rate(step, settings))
-        optimizer.param_groups[0]["lr"] = rates_seen[-1]
-        for parameter in parameters:
-            parameter.grad = torch.full_like(parameter, 0.5 + step)
-        optimizer.step()
-        seen.append([parameter.detach().clone() for parameter in parameters])
-    assert rates_seen[-2:] == [0, 0]
-    assert all(value.isfinite().all() for values in seen for value in values)
-    moved = [not torch.equal(one[0], other[0]) for one, other in pairwise(seen)]
-    assert moved == [rate > 0 for rate in rates_seen[1:]]
-    assert {float(state["step"]) for state in optimizer.state.values()} == {10}

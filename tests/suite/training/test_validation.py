@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,13 +11,12 @@ from torch import nn
 from launch.backends.processes import run_processes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.settings import OptimizerSettings, TrainSettings
-from suite.training.loop import Progress, TrainingSetup, train
-from suite.training.stage_optimizer import StageOptimizer
+from suite.settings import TrainSettings
 from suite.training.validation import Criterion, Figures, HeldOut, Validation, ValidationState, notes_of, state_of
 from tests.marks import slow_but_for
-from tests.suite.pipeline.build import build, join, mini_batch
-from tests.suite.pipeline.toy import WIDTH, Block, SumLoss, toy_batch, toy_layers
+from tests.suite.pipeline.build import join, mini_batch
+from tests.suite.pipeline.toy import WIDTH, Block, toy_batch, toy_layers
+from tests.suite.training.work import trained
 
 STEPS, EVERY = 6, 2
 
@@ -84,29 +82,16 @@ def runs(rank, world, rendezvous, stages, replicas):
 
 
 def _run(coord, schedule, validates):
-    layers = norm_layers()
-    executor, ties, _, groups = build(coord, layers, SumLoss(), schedule)
-    optimizer = StageOptimizer(executor.stage, len(layers), ties, coord, groups, OptimizerSettings(warmup_steps=5))
-    executor.reducer = optimizer.reducer
-    settings = TrainSettings(steps=STEPS, checkpoint_every=STEPS, validate_every=EVERY)
-    validation = None
-    if validates:
-        state = ValidationState()
-        validation = Validation(executor, lambda: held_out(coord), ("nll",), Criterion("nll"), settings, state)
-    metrics, share = Metrics(), 4 // coord.replicas
+    metrics, state = Metrics(), ValidationState() if validates else None
+    settings = TrainSettings(steps=STEPS, validate_every=EVERY)
 
-    def batch(step):
-        return mini_batch(*toy_batch(8, seed=step), share, coord.replica, coord.replicas, 4)
+    def validation(executor):
+        return Validation(executor, lambda: held_out(coord), ("nll",), Criterion("nll"), settings, state)
 
-    trackers = [metrics] if coord.is_metrics_rank else []
-    setup = TrainingSetup(executor, optimizer, batch, Mock(), trackers, validation=validation, log=lambda _: None)
-    train(setup, settings, Progress())
-    values = {
-        (index, key): value.detach().clone().numpy()
-        for index, layer in zip(executor.stage.indices, executor.stage.layers, strict=True)
-        for key, value in layer.state_dict().items()
-    }
-    return metrics.steps, metrics.validations, values, validation and validation.state
+    others = {"validation": validation} if validates else {}
+    where = coord.rank, coord.stages, coord.replicas
+    _, values = trained(*where, STEPS, schedule_config=schedule, layers=norm_layers(), tracker=metrics, **others)
+    return metrics.steps, metrics.validations, values, state
 
 
 @pytest.fixture(scope="module")

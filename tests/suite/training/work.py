@@ -44,7 +44,8 @@ def run(rank, world, rendezvous, *where, **options):
 def trained(
     rank, stages, replicas, until, folder=None, resume=False, optimizer="adamw", spoil=(), total=4, poison=None,
     once=False, schedule_config="except_last", again=None, at=lambda step: None, frozen=(), profile=None,
-    factors=lambda *_: (1.0, 1.0), fingerprints=None, dtype=torch.float32, every=20,
+    factors=lambda *_: (1.0, 1.0), fingerprints=None, dtype=torch.float32, every=20, layers=None, tracker=None,
+    validation=lambda executor: None,
 ):  # fmt: skip
     """Returns ([(loss, norm)] of the speaking worker, {(layer, name): final value}) of this worker.
 
@@ -52,10 +53,11 @@ def trained(
     ``poison`` what else is (see ``poisoned``), in all of them. ``once``: not when such a step is walked again.
     What was resumed is saved once more below ``again``, as it was loaded. ``at`` is called before each step. ``frozen``
     is what ``freeze`` takes, ``profile`` a folder and the steps to profile, ``factors`` those of each parameter's
-    update, ``fingerprints`` a folder for those of all steps. Every ``every`` steps a checkpoint is due.
+    update, ``fingerprints`` a folder for those of all steps. Every ``every`` steps a checkpoint is due. ``layers`` are
+    others than the toy's, ``tracker`` is one instead of the losses', ``validation`` makes one of the executor.
     """
     coord = RankCoord(rank, stages, replicas)
-    layers = freeze(toy_layers(dtype), frozen)
+    layers = freeze(layers or toy_layers(dtype), frozen)
     executor, ties, named, groups = build(coord, layers, SumLoss(), schedule_config)
     progress = Progress()
     found = None
@@ -91,14 +93,18 @@ def trained(
         saver = checkpoint.Saver(storage, update, lambda tokens: {"tokens": tokens}, print, progress.step)
 
     losses = Losses()
-    trackers = [losses] if coord.is_metrics_rank else []
+    trackers = [tracker or losses] if coord.is_metrics_rank else []
     traces, steps = profile or (None, None)
     loop = TrainSettings(steps=until, checkpoint_every=every, max_nonfinite_steps=2, profile_steps=steps)
     profiler = step_profiler(loop, traces, coord, executor.stage.device)
     recorder = fingerprints and Fingerprints(executor, update, fingerprints, 0, until, total)
-    setup = TrainingSetup(executor, update, batches, saver, trackers, profiler=profiler, fingerprints=recorder)
+    setup = TrainingSetup(
+        executor, update, batches, saver, trackers, profiler=profiler, fingerprints=recorder,
+        validation=validation(executor),
+    )  # fmt: skip
     train(setup, loop, progress)
-    return losses.seen, {key: p.detach().clone().numpy() for key, p in named.items()}
+    buffers = {(at, name): b for at, layer in executor.stage.by_index.items() for name, b in layer.named_buffers()}
+    return losses.seen, {key: value.detach().clone().numpy() for key, value in (named | buffers).items()}
 
 
 def poisoned(executor, kind, layer, micro_batch):

@@ -7,6 +7,7 @@ from suite.data.documents.batches import RowBatches
 from suite.data.documents.prepare import prepare_documents
 from suite.errors import SettingError
 from suite.settings import DocumentSettings, DocumentTrainSettings
+from tests.suite.data.batches import assert_parts, joined
 from tests.suite.data.documents.writing import write_folder
 
 
@@ -19,10 +20,6 @@ def text(tmp_path_factory):
 
 def batches(text, replicas=1, micro_batches=3, **train):
     return RowBatches(*text, DocumentTrainSettings(batch_sequences=7, **train), replicas, micro_batches)
-
-
-def joined(batch):
-    return torch.cat([ids for (ids,) in batch.inputs]), torch.cat([labels for (labels,) in batch.targets])
 
 
 def test_labels_are_the_next_tokens_and_an_epoch_has_every_row_once(text):
@@ -67,11 +64,8 @@ def test_held_out_rows_are_all_or_some_spread_over_the_split(text):
 def test_a_stage_gets_only_what_it_uses(text):
     made = batches(text, replicas=2)
     for read in (lambda *which: [made.batch(3, 1, *which)], lambda *which: made.held_out(*which)):
-        for both, first, last in zip(read(True, True), read(True, False), read(False, True), strict=True):
-            for mine, other in zip((*first.inputs, *last.targets), (*both.inputs, *both.targets), strict=True):
-                assert torch.equal(*mine, *other)
-            assert {*first.targets, *last.inputs} == {()}
-            assert (first.divisor, first.offset) == (last.divisor, last.offset) == (both.divisor, both.offset)
+        for parts in zip(read(True, True), read(True, False), read(False, True), strict=True):
+            assert_parts(*parts)
 
 
 def test_held_out_ids_are_the_inputs_and_the_last_label(text):

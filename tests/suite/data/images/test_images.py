@@ -14,6 +14,7 @@ from suite.data.images.transforms import ImageData, random_resized_crop, resize_
 from suite.data.packages import UnreachableError
 from suite.errors import DataError
 from suite.settings import ImageSettings, ImageTrainSettings
+from tests.suite.data.batches import assert_parts, joined
 from tests.suite.data.images.pictures import SIZE, images, write_folder, write_idx
 
 
@@ -140,29 +141,30 @@ def colours(count, size, classes, secret=False):
     return datasets.Dataset.from_dict(rows, features=kinds)
 
 
+ON_THE_HUB = ImageSettings(source="owner/name", size=6)
+
+
 def test_a_set_on_the_hub_goes_the_same_way(tmp_path, monkeypatch):
     """The hub itself cannot be reached from a test; what it returns is real."""
     whole = datasets.DatasetDict(
         train=colours(30, 6, 5), test=colours(6, 6, 5, secret=True), validation=colours(10, 6, 5)
     )
     monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
-    shown = ImageSettings(source="owner/name", size=6)
-    data = prepare_images(shown, 3, 5, tmp_path, lambda text: None)
+    data = prepare_images(ON_THE_HUB, 3, 5, tmp_path, lambda text: None)
     assert data.info.counts == {"train": 30, "test": 10}
     assert (data.info.image_column, data.info.label_column, data.info.channels) == ("img", "fine_label", 3)
-    again = ImageData(folder_of_images(shown, tmp_path))
-    pixels = again.pixels("train", [7], shown)
+    again = ImageData(folder_of_images(ON_THE_HUB, tmp_path))
+    pixels = again.pixels("train", [7], ON_THE_HUB)
     assert pixels.permute(0, 2, 3, 1)[0].tolist() == np.asarray(whole["train"][7]["img"]).tolist()
 
 
 def test_a_set_that_changed_on_the_hub_is_not_mixed_up(tmp_path, monkeypatch):
     whole = datasets.DatasetDict(train=colours(30, 6, 5), test=colours(6, 6, 5))
     monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
-    shown = ImageSettings(source="owner/name", size=6)
-    prepare_images(shown, 3, 5, tmp_path, lambda text: None)
+    prepare_images(ON_THE_HUB, 3, 5, tmp_path, lambda text: None)
     whole["train"] = colours(31, 6, 5)
     with pytest.raises(DataError, match=r"has changed since .* was prepared; delete that folder"):
-        ImageData(folder_of_images(shown, tmp_path))
+        ImageData(folder_of_images(ON_THE_HUB, tmp_path))
 
 
 def test_a_damaged_image_is_named(tmp_path, monkeypatch):
@@ -171,13 +173,8 @@ def test_a_damaged_image_is_named(tmp_path, monkeypatch):
     table["img"][20] = {"bytes": table["img"][20]["bytes"][:40], "path": None}
     whole = datasets.DatasetDict(train=datasets.Dataset.from_dict(table, features=kinds), test=colours(6, 6, 5))
     monkeypatch.setattr(datasets, "load_dataset", lambda name: whole)
-    shown = ImageSettings(source="owner/name", size=6)
     with pytest.raises(DataError, match="train image 20 is damaged"):
-        prepare_images(shown, 3, 5, tmp_path, lambda text: None)
-
-
-def joined(batch):
-    return torch.cat([x for (x,) in batch.inputs]), torch.cat([y for (y,) in batch.targets])
+        prepare_images(ON_THE_HUB, 3, 5, tmp_path, lambda text: None)
 
 
 def test_the_same_images_however_they_are_dealt_out(data, folder):
@@ -210,12 +207,7 @@ def test_a_stage_gets_only_what_it_uses_and_the_last_one_reads_no_images(data, f
     made = batches(data, folder, 2, flip=True)
     both, first = made.batch(1, 1), made.batch(1, 1, targets=False)
     monkeypatch.setattr(ImageData, "pixels", lambda *_: pytest.fail("read"))
-    last = made.batch(1, 1, inputs=False)
-    for found, wanted in ((first.inputs, both.inputs), (last.targets, both.targets)):
-        assert all(torch.equal(*own, *other) for own, other in zip(found, wanted, strict=True))
-    assert {*first.targets, *last.inputs} == {()}
-    for part in (first, last):
-        assert (part.divisor, part.offset, len(part)) == (both.divisor, both.offset, len(both))
+    assert_parts(both, first, made.batch(1, 1, inputs=False))
 
 
 def test_another_seed_has_other_rows_and_other_flips(data, folder):

@@ -7,6 +7,7 @@ import pytest
 from suite.data.text.batching import TranslationBatches
 from suite.data.text.text import TextData
 from suite.settings import TextSettings, TrainSettings
+from tests.suite.data.batches import assert_parts
 from tests.suite.data.text import reference_batches as reference
 
 FEW = {"languages": ("de", "fi"), "train_pairs": ("fi:20",)}
@@ -54,10 +55,5 @@ def test_held_out_batches(data: TextData, settings: TextSettings, pairs, micro_b
 def test_a_stage_gets_only_what_it_uses(data: TextData, settings: TextSettings, replica: int):
     loader = TranslationBatches(data, settings, TrainSettings(batch_tokens=3000, valid_pairs=50), 3, 5)
     for read in (lambda *which: [loader.batch(7, replica, *which)], lambda *which: loader.held_out(*which)):
-        for both, first, last, middle in zip(
-            read(True, True), read(True, False), read(False, True), read(False, False), strict=True
-        ):
-            assert lists(first.inputs, last.targets) == lists(both.inputs, both.targets)
-            assert {*first.targets, *last.inputs, *middle.inputs, *middle.targets} == {()}
-            for part in (first, last, middle):
-                assert (part.divisor, part.offset, part.groups) == (both.divisor, both.offset, both.groups)
+        for parts in zip(read(True, True), read(True, False), read(False, True), read(False, False), strict=True):
+            assert_parts(*parts)
