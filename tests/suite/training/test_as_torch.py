@@ -1,5 +1,6 @@
 """Training goes where plain torch takes it: with each optimizer, frozen parameters, and rates of each parameter."""
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -63,11 +64,16 @@ CASES = (
 )
 
 
+def cases_of(stages):
+    """Returns those that so many stages have: one stage has one cell."""
+    return [case for case in CASES if stages > 1 or case.schedule_config.virtual_stages == 1]
+
+
 def cases(rank, world, rendezvous, stages, replicas, folder):
     """Returns, for each case, what ``trained`` does of all steps, and of those after a checkpoint of the middle."""
     join(rank, world, rendezvous)
     place, found = (rank, stages, replicas), {}
-    for case in CASES:
+    for case in cases_of(stages):
         found[case] = case.trained(*place, STEPS)
     for at, case in enumerate(SAVED):
         case.trained(*place, MIDDLE, f"{folder}/{at}")
@@ -149,7 +155,7 @@ PIPELINES = slow_but_for([(2, 2)], [(2, 2), (3, 1), (1, 1), (1, 3)])
 
 @pytest.mark.parametrize(("stages", "replicas"), PIPELINES)
 def test_losses_norms_and_values_are_those_of_torch_and_frozen_values_stay_to_the_bit(found, stages, replicas):
-    for case in CASES:
+    for case in cases_of(stages):
         own, expected = found(stages, replicas)[case], by_torch(case.frozen, case.optimizer, case.factors)
         assert_close(own, expected)
         assert all(np.array_equal(own[1][key], expected[1][key]) for key in expected[2]), case
@@ -165,9 +171,10 @@ def test_a_resumed_run_has_the_same_bits(found, stages, replicas):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_resumes_at_another_k_and_r(found, folder):
+def test_a_checkpoint_resumes_at_another_k_and_r(found, folder, tmp_path):
     whole_runs = found(2, 2)
-    for case, resumed in merged(run_processes(resumed_elsewhere, 3, str(folder / "2-2"))).items():
+    copied = shutil.copytree(folder / "2-2", tmp_path / "2-2", ignore=shutil.ignore_patterns(f"{STEPS:08d}"))
+    for case, resumed in merged(run_processes(resumed_elsewhere, 3, str(copied))).items():
         losses, weights = whole_runs[case]
         assert_close(resumed, (losses[MIDDLE:], weights), tolerance=1e-6)
 
