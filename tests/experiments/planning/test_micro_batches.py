@@ -63,15 +63,15 @@ def test_sentences_are_as_many_as_a_mini_batch_may_have_each_of_a_token_at_the_l
 @pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "candidates"), [("auto", 8), ("1f1b", 1)])
 @pytest.mark.parametrize(
-    ("cluster", "generated"),
-    [(Cluster(1, GIB, "gpu"), set()), (Cluster(2, MIB, "gpu"), {2048})],
+    ("cluster", "fault", "generated"),
+    [(Cluster(1, GIB, "gpu"), "need 2 devices", set()), (Cluster(2, MIB, "gpu"), "alone needs", {2048})],
     ids=["devices", "memory"],
 )
-def test_a_plan_of_many_micro_batches_is_refused_without_a_step_simulated(
-    cluster: Cluster, generated: set[int], schedule: str, candidates: int, counts: Counts
+def test_too_few_devices_or_bytes_for_many_micro_batches_are_refused_without_a_step_simulated(
+    cluster: Cluster, fault: str, generated: set[int], schedule: str, candidates: int, counts: Counts
 ) -> None:
     many = "pipeline.stages=2 pipeline.micro_batches=2048 train.batch_sequences=2048"
-    with pytest.raises(PlanError):
+    with pytest.raises(PlanError, match=fault):
         try_plan(linear(f"pipeline.schedule={schedule} {many}"), cluster, estimated_costs)
     assert counts.simulated == []
     assert set(counts.generated) == generated

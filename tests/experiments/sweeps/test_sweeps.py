@@ -54,7 +54,7 @@ def test_members_with_one_label_differ_in_their_seed_and_one_folder_holds_one_ru
 
 
 @pytest.mark.parametrize("scale", RULES)
-def test_the_models_have_equal_text_tokens_and_update_and_the_papers_proportions(scale):
+def test_the_models_share_text_optimizer_and_steps_and_the_wide_one_has_half_the_depth_of_the_deep(scale):
     runs = by_label("depth_width", scale)
     models = [runs[name] for name in RULES[scale].models or MODELS]
     for run in models:
