@@ -1,7 +1,7 @@
 """The branches of a Transformer block: self-attention, cross-attention and feed-forward.
 
 Multi-head attention has a width of its own, heads * 64, independent of the model's width. In a layer activations are
-rows, (batch * time, width), one a place: products of three dimensions would be viewed as rows and back each time.
+rows, (batch * time, width), one for each place: products of three dimensions would be viewed as rows each time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, time: int, mask: MakeMask | None = None) -> Tensor:
         """Returns (batch * time, width) for x of that shape; ``mask`` says which places attend to which.
 
-        Without it the text of ``time`` places is one sentence; padding is at its right end, so no token of a causal
+        Without it each row of ``time`` places is one sentence; padding is at its right end, so no token of a causal
         layer attends to it.
         """
         return self.outward(_attend(*self._parts(x, time), mask, self.causal and mask is None))

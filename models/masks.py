@@ -2,10 +2,9 @@
 
     sentence (source | target)        1 1 2 2 . | 1 1 2      padding, ., is 0
     source place 2 to the source      -inf -inf  0  0  -inf
-    target place 1 to the target       0    0   -inf
     target place 1 to the source       0    0   -inf -inf -inf
 
-Layers pass on the tensor of sentences itself. So the masks made of the last one are kept until it is gone.
+Layers pass on the tensor of sentences itself. The masks of the last one are kept while it lives.
 """
 
 from __future__ import annotations
@@ -21,21 +20,25 @@ MakeMask = Callable[[torch.dtype], Tensor]
 """Makes what attention adds to its scores, (batch, 1, query time, key time): 0, or -inf where a place is not seen."""
 
 _last: list[tuple[Callable[[], Tensor | None], dict[object, Tensor]]] = [(lambda: None, {})]
-"""One entry: the last tensor of sentences, and the masks made of it. Threads that replace it keep their own masks."""
+"""One entry: the last tensor of sentences, and its masks. A thread whose entry was replaced still has its own masks."""
 
 
 def mask(rule: Callable[[Tensor, int], Tensor], sentence: Tensor, sources: int, dtype: torch.dtype) -> Tensor:
-    """Returns the mask of a rule below. ``sentence`` (batch, S + T) is that of each place; ``sources`` is S."""
+    """Returns the mask of a rule below. ``sentence`` (batch, S) or (batch, S + T) is that of each place, in a buffer
+    that no other sentences replace; ``sources`` is S."""
     of, masks = _last[0]
     if type(sentence) is not Tensor or sentence.is_inference() or torch.is_inference_mode_enabled():
-        return _additive(rule(sentence, sources), dtype)  # fake, or of no use to a graph
+        return _additive(rule(sentence, sources), dtype)  # fake, or made without versions, which no graph can save
     if of() is not sentence:
         masks = {}
         _last[0] = weakref.ref(sentence, lambda _: masks.clear()), masks
     made_of = rule, sources, dtype, sentence._version
-    if made_of not in masks:
-        masks[made_of] = _additive(rule(sentence, sources), dtype)
-    return masks[made_of]
+    if made_of in masks:
+        return masks[made_of]
+    made = _additive(rule(sentence, sources), dtype)
+    if type(made) is Tensor:  # where shapes are inferred, it may be fake
+        masks[made_of] = made
+    return made
 
 
 def same_sentence(queries: Tensor, keys: Tensor) -> Tensor:

@@ -69,8 +69,9 @@ def unfused() -> AbstractContextManager[None]:
 
 
 def is_fused(rows: Tensor) -> bool:
-    """Whether fused functions of these rows are compiled. Those of fake tensors, which infer shapes, are not."""
-    return _runs_fused.get() is not None or (rows.device.type in COMPILES and type(rows) is Tensor)
+    """Whether fused functions of these rows are compiled. Those of tensors that infer shapes, fake or meta, are not."""
+    compiles = _runs_fused.get() is not None or (rows.device.type in COMPILES and type(rows) is Tensor)
+    return compiles and not rows.is_meta
 
 
 def fused(function: Callable[..., Result]) -> Callable[..., Result]:

@@ -29,16 +29,16 @@ BUDGETS = {
     "experiments/base": 1151,
     "experiments/custom": 1955,
     "experiments/huggingface": 410,
-    "experiments/images": 275,
-    "experiments/language_model": 223,
+    "experiments/images": 274,
+    "experiments/language_model": 222,
     "experiments/planning": 1369,
     "experiments/report": 284,
     "experiments/scaling": 131,
     "experiments/sweeps": 1995,
     "experiments/tables": 604,
     "experiments/translation": 450,
-    "models": 1345,
-    "suite": 908,
+    "models": 1348,
+    "suite": 909,
     "suite/data": 3578,
     "suite/decoding": 477,
     "suite/evaluation": 292,
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 46_616
+MOST_LINES_OF_TESTS = 46_639
 
 
 def files() -> list[Path]:

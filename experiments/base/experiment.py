@@ -197,7 +197,7 @@ class Experiment(FrozenRecord):
         return self.model_copy(update={"pipeline": pipeline})
 
     def with_section(self, name: str, **changes: Any) -> Self:
-        """Returns a copy with other values in a section, such as ``pipeline``; they are not checked."""
+        """Returns a copy with other values in a section of settings, such as ``pipeline``; they are not checked."""
         return self.model_copy(update={name: getattr(self, name).model_copy(update=changes)})
 
     def with_prepared(self, folder: Path) -> Self:

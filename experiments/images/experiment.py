@@ -120,6 +120,7 @@ class ImageExperiment(Experiment):
         if self.scale == "laptop":
             return self
         filters = self.model.filters // 16
+        train = {"steps": LAPTOP_STEPS, "batch_images": 128, "checkpoint_every": 100}
         return self.model_copy(
             update={
                 "scale": "laptop",
@@ -133,8 +134,6 @@ class ImageExperiment(Experiment):
                     lr_decay_steps=LAPTOP_STEPS - LAPTOP_WARMUP_STEPS,
                     beta2=0.99,
                 ),
-                "train": self.train.model_copy(
-                    update={"steps": LAPTOP_STEPS, "batch_images": 128, "checkpoint_every": 100}
-                ),
+                "train": self.train.model_copy(update=train),
             }
         )

@@ -91,15 +91,14 @@ class LanguageModelExperiment(TextExperiment):
             context_length=length,
             residual_scale=2.0,
         )
+        pipeline = {"stages": stages, "micro_batches": micro_batches, "replicas": replicas}
         train = {"steps": LAPTOP_STEPS, "batch_sequences": 16, "checkpoint_every": 500, "valid_sequences": 512}
         return self.model_copy(
             update={
                 "scale": "laptop",
                 "model": model,
                 "text": DocumentSettings(corpus="docstrings", vocabulary=vocabulary, length=length),
-                "pipeline": self.pipeline.model_copy(
-                    update={"stages": stages, "micro_batches": micro_batches, "replicas": replicas}
-                ),
+                "pipeline": self.pipeline.model_copy(update=pipeline),
                 "optimizer": OptimizerSettings(
                     learning_rate=1e-2,
                     warmup_steps=LAPTOP_WARMUP_STEPS,

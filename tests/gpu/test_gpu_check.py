@@ -95,9 +95,9 @@ def test_a_step_computes_logits_in_pieces_of_the_devices_size_and_must_be_applie
             asked.append(first.logits_bytes)
             found = gradients.run_processes(target, world, replace(first, use_gpu=False), *others)
             return [replace(one, applied=False) if isinstance(one, Steps) else one for one in found]
-        threads, _, log_file, logits_bytes = others
+        estimated, threads, _, log_file, logits_bytes = others
         asked.append(logits_bytes)
-        return gradients.run_processes(target, world, first, threads, False, log_file)
+        return gradients.run_processes(target, world, first, estimated, threads, False, log_file)
 
     monkeypatch.setattr(step, "run_processes", on_the_cpu)
     assert step.check_step(TINY, machine)["faults"] == ["a loss or a gradient of a step is not finite"]

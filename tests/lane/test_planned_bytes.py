@@ -9,8 +9,8 @@ SMALL = (
 LOSSES = 64
 """Bytes of the micro-batches' losses, which a plan does not count one by one."""
 
-MOST = {"fp32": 1.05, "bf16": 1.12}
-"""In bf16 a norm saves an fp32 copy instead of the tensor between two layers; a plan counts both."""
+MOST = 1.08
+"""Of two layers, which a stage of this small model has, a plan counts the tensor between them twice."""
 
 SCHEDULES = (
     "pipeline.schedule=fill_drain pipeline.remat=except_last",
@@ -38,7 +38,7 @@ def test_a_plan_has_room_for_its_step_and_hardly_more(shared_server, precision, 
         shared_server, f"{schedule} model.dropout=0 optimizer.precision={precision}"
     ):
         assert live <= planned + LOSSES
-        assert planned <= MOST[precision] * live
+        assert planned <= MOST * live
 
 
 @pytest.mark.slow

@@ -84,3 +84,8 @@ def test_gradients_of_a_model_with_fused_norms_are_those_of_the_plain_one(schedu
     plain.train(batch, 0)
     expected = {key: parameter.grad for key, parameter in plain.stage.named_parameters().items()}
     assert max(differences(executor.stage.named_parameters(), expected).values()) < 1e-12
+
+
+def test_shapes_are_inferred_as_without_kernels() -> None:
+    with torch.device("meta"), fused_by(as_one_kernel):
+        assert LayerNorm(8)(torch.empty(2, 3, 8)).shape == (2, 3, 8)

@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models import masks
 from models.blocks import _attend
@@ -232,6 +233,11 @@ def test_a_mask_is_made_again_where_the_last_one_cannot_be_used() -> None:
     changed = layer(x, sentence, None)[0]
     assert not torch.allclose(changed, before)
     assert torch.equal(changed, layer(x, sentence.clone(), None)[0])
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        mask(source_to_source, sentence, 4, torch.float16)
+    for sources, dtype in ((4, torch.float16), (4, torch.float32), (3, torch.float32)):
+        made = mask(source_to_source, sentence, sources, dtype)
+        assert (type(made), made.dtype, made.shape[2]) == (Tensor, dtype, sources)
 
 
 def test_logits_are_clipped_and_only_beyond_the_bound() -> None:

@@ -37,7 +37,7 @@ Synchronize = Callable[[bool], bool]
 
 WARM_UPS, LEAST_ROUNDS = 2, 5
 SECONDS_A_LAYER = 0.4
-"""Measuring time of each distinct layer; at least ``LEAST_ROUNDS`` rounds of forward, recompute and backward."""
+"""Measuring time of each distinct layer; at least ``LEAST_ROUNDS`` rounds, and three of all layers together."""
 
 DEVICE_REPEATS = 4
 """Calls timed together on a GPU, to amortise its synchronisation."""
@@ -86,7 +86,7 @@ def measure(
     if len(layers) == 1 or not synchronize(is_short and is_small):
         return costs
     together = typical.cell(range(len(layers)), typical.inputs, {})
-    # a round is a mean over the layers already
+    # each round sums over all layers
     return _scaled_to(together.seconds(make_update, synchronize, warm_ups=1, least_rounds=3), costs)
 
 

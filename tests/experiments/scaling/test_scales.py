@@ -208,7 +208,7 @@ def test_paper_without_devices_is_refused_with_numbers() -> None:
     [
         ("t24_1_3b_wide", Cluster(5, 80 * GIB, "gpu"), "", "pipeline.stages=1 pipeline.replicas=5"),
         ("t64_3b", Cluster(1024, 11 * GIB, "gpu"), "", "pipeline.schedule=1f1b"),
-        ("t64_3b", Cluster(1024, 10 * GIB, "gpu"), "", "pipeline.micro_batches=512 pipeline.schedule=1f1b"),
+        ("t64_3b", Cluster(1024, 9 * GIB, "gpu"), "", "pipeline.micro_batches=1024 pipeline.schedule=1f1b"),
     ],
 )  # fmt: skip
 def test_the_advice_of_a_refusal_works(name: str, cluster: Cluster, settings: str, expected: str) -> None:

@@ -52,7 +52,7 @@ class Product(nn.Module):
 
 
 class SlowAtFirst(nn.Module):
-    """Sleeps while it is run for the first few times."""
+    """Sleeps longer while it is run for the first few times, but not so long that such a round is left out."""
 
     runs = 0
     clock: Clock
@@ -60,7 +60,7 @@ class SlowAtFirst(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_meta:
             SlowAtFirst.runs += 1
-            self.clock.sleep(0.05 if SlowAtFirst.runs <= 1 + 2 * WARM_UPS else 0)
+            self.clock.sleep(0.05 if SlowAtFirst.runs <= 1 + 2 * WARM_UPS else 0.04)
         return torch.relu(x)
 
 
@@ -163,8 +163,7 @@ def test_the_first_rounds_do_not_count(clock, monkeypatch):
     """Once to see what leaves the layer, then a forward and a recompute in each round."""
     monkeypatch.setattr(SlowAtFirst, "clock", clock, raising=False)
     (cost,) = measured(lambda: [SlowAtFirst()], rows(1, 1))
-    assert clock.now == pytest.approx(0.05 * (1 + 2 * WARM_UPS))
-    assert cost.forward_s == cost.recompute_s == 0
+    assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.04, 0.04))
 
 
 def test_bytes_of_a_product_by_hand():

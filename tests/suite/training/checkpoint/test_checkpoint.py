@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from launch.backends.processes import run_processes
 from suite.errors import CheckpointError
 from suite.pipeline.runtime.stage import Stage
-from suite.training.checkpoint import audit, check_model, list_checkpoints, load_values, newest_valid
+from suite.training.checkpoint import audit, check_model, list_checkpoints, load_optimizer, load_values, newest_valid
 from suite.training.checkpoint.manifest import digest
 from suite.training.checkpoint.reading import examine, folders_of
 from suite.training.checkpoint.storage import BEGUN, Storage
@@ -274,6 +274,19 @@ def test_the_own_model_passes_the_check_and_a_damaged_file_is_left_to_who_loads_
 def test_a_tensor_of_no_known_kind_is_refused(folder):
     with pytest.raises(CheckpointError, match=r"layer-0001\.\w+\.safetensors: it has unexpected tensors: other/x"):
         changed(folder, lambda tensors: tensors.update({"other/x": torch.ones(1)}))
+
+
+def test_state_of_what_is_no_parameter_is_refused(folder, stage):
+    class Takes:
+        def __init__(self):
+            self.stage = stage
+
+        def load_state(self, key, state):
+            pass
+
+    found = changed(folder, lambda tensors: tensors.update({"state/mox.weight/step": torch.ones(())}))
+    with pytest.raises(CheckpointError, match=r"layer 1 of .* this model does not train: mox.weight/step"):
+        load_optimizer(found, Takes())
 
 
 def test_the_bytes_that_were_verified_are_those_that_are_loaded(folder, stage):
