@@ -75,10 +75,12 @@ def test_a_command_that_fails_ends_the_job_with_its_code(allocation):
 
 def test_a_job_whose_time_is_up_ends_the_run_so_that_it_can_go_on(allocation):
     job = allocation.start(*RUN, f"{SMALL} train.steps=100000 pipeline.stages=2 tracking.wandb=disabled")
-    job.until(lambda: list(allocation.folder.glob("runs/*/*/checkpoints/*/manifest.json")))
+    saves = "runs/*/*/checkpoints/*/manifest.json"
+    # these take seconds; the driver waits for a save from the first heartbeat on, half a second after the first step
+    job.until(lambda: any(int(path.parent.name) > 100 for path in allocation.folder.glob(saves)))
     job.process.send_signal(signal.SIGTERM)  # as --signal=B:TERM@120 does, to the script alone
     job.wait(60, code=143)
-    saved = max(int(path.parent.name) for path in allocation.folder.glob("runs/*/*/checkpoints/*/manifest.json"))
+    saved = max(int(path.parent.name) for path in allocation.folder.glob(saves))
     assert len(losses(only_run(allocation.folder))) == saved
     assert f" continues from the checkpoint of step {saved}" in job.printed
     assert allocation.rays() == []
