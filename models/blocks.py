@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
         return self.outward(_attend(query, key, value, None, causal=False)).view_as(x), (key, value)
 
     def _parts(self, x: Tensor, time: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(batch * time, width) -> query, key, value, (batch, heads, time, head width) each."""
+        """(batch * time, width) or (batch, time, width) -> query, key, value, each (batch, heads, time, head width)."""
         joint = self.inward(x).view(-1, time, 3, self.heads, self.head_width)
         query, key, value = (part.transpose(1, 2) for part in joint.unbind(2))
         return query, key, value
@@ -88,8 +88,8 @@ class CrossAttention(nn.Module):
 
     def attend(self, y: Tensor, key: Tensor, value: Tensor, mask: MakeMask | Tensor) -> Tensor:
         """As ``forward``, with the keys and values of memory. y may have several adjacent rows for each of
-        theirs: the hypotheses of one sentence attend to it as if they were places of one row. ``mask`` (batch, 1, 1,
-        source time) bool is then the same for all of them."""
+        theirs: the hypotheses of one sentence attend to it as if they were places of one row. ``mask``, then (batch, 1,
+        1, source time) bool, is the same for all of them."""
         query = self.inward(y).view(len(key), -1, self.heads, self.head_width).transpose(1, 2)
         return self.outward(_attend(query, key, value, mask, causal=False))
 

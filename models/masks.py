@@ -28,7 +28,7 @@ def mask(rule: Callable[[Tensor, int], Tensor], sentence: Tensor, sources: int, 
     that no other sentences replace; ``sources`` is S."""
     of, masks = _last[0]
     if type(sentence) is not Tensor or sentence.is_inference() or torch.is_inference_mode_enabled():
-        return _additive(rule(sentence, sources), dtype)  # fake, or made without versions, which no graph can save
+        return _additive(rule(sentence, sources), dtype)  # fake; or of inference mode: no version, no graph
     if of() is not sentence:
         masks = {}
         _last[0] = weakref.ref(sentence, lambda _: masks.clear()), masks
