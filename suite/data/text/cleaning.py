@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from unicodedata import is_normalized, normalize
@@ -149,8 +149,9 @@ def script_check(pairs: Sequence[tuple[str, str]]) -> Callable[[tuple[str, str]]
     A translation must have a letter of that script, and not more letters of foreign scripts than of that one. Latin is
     never foreign, because names and technical words are Latin in every language.
     """
-    joined = "".join(_without_placeholders(translation) for _, translation in pairs)
-    counts = {script: len(letter.findall(joined)) for script, letter in _LETTERS.items()}
+    characters = Counter("".join(_without_placeholders(translation) for _, translation in pairs))
+    distinct = "".join(characters)
+    counts = {script: sum(map(characters.__getitem__, of.findall(distinct))) for script, of in _LETTERS.items()}
     script = max(counts, key=lambda script: counts[script])  # the first one, Latin, without letters
     own = _LETTERS[script]
     foreign = re.compile(f"[{''.join(ranges for name, ranges in _RANGES.items() if name not in {script, 'Latin'})}]")

@@ -123,8 +123,7 @@ def _read_catalogues(settings: TextSettings, cache: Path, log: Log) -> dict[str,
     sentences = clean(pairs)
     if not sentences:
         raise DataError(f"no language of {settings.corpus} has enough usable pairs; use another corpus")
-    count = sum(map(len, sentences.values()))
-    log(f"{settings.corpus}: {count} pairs in {len(sentences)} languages after cleaning")
+    log(f"{settings.corpus}: {sum(map(len, sentences.values()))} pairs in {len(sentences)} languages after cleaning")
     return split(sentences)
 
 
