@@ -1,10 +1,20 @@
 """Fifty faults of this field, written by hand: most are silent, and each one would hurt a user.
 
-A fault is one change of one file. They were chosen by what goes wrong in pipelines, training, checkpoints, data,
-decoding and restarts, and not by what tests look at. None of them is planted elsewhere in the tests.
+They were chosen by what goes wrong in pipelines, training, checkpoints, data, decoding and restarts, and not by what
+tests look at. None of them is planted elsewhere in the tests.
 """
 
-from tests.mutants.fault import Fault
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """``text``, which occurs once in ``file``, is replaced."""
+
+    what: str
+    file: str
+    text: str
+    replacement: str
+
 
 FAULTS: tuple[Fault, ...] = (
     # -----------------------------------------------------------------------------------------------------------------
@@ -36,8 +46,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "A layer draws the same dropout mask in every step.",
         "suite/pipeline/model/rng.py",
-        "mix(1, run, step, micro_batch, layer)",
-        "mix(1, run, micro_batch, layer)",
+        "mix(1, train_seed, step, micro_batch, layer)",
+        "mix(1, train_seed, micro_batch, layer)",
     ),
     Fault(
         "Of two copies of a tied parameter on one stage, the first one's gradient counts twice and the other is lost.",
@@ -156,8 +166,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "The best weights so far are not kept unless a checkpoint is due in the same step.",
         "suite/training/loop.py",
-        "if improved or progress.step %",
-        "if progress.step %",
+        "if improved or ask or",
+        "if ask or",
     ),
     # -----------------------------------------------------------------------------------------------------------------
     # checkpoints
@@ -240,9 +250,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "In packed rows a target token attends to the next one, which it must predict.",
-        "models/blocks.py",
-        "visible.tril() if causal",
-        "visible.tril(1) if causal",
+        "models/masks.py",
+        "sentence[:, sources:]).tril()",
+        "sentence[:, sources:]).tril(1)",
     ),
     Fault(
         "In a packed row the positions of the second source sentence go on from those of the first.",

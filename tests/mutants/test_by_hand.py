@@ -1,0 +1,12 @@
+"""A fault whose text is gone would count as one that no test finds."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.by_hand import FAULTS
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.what)
+def test_the_text_of_a_fault_occurs_once(fault):
+    assert Path(fault.file).read_text().count(fault.text) == 1
