@@ -24,7 +24,7 @@ CLUSTERS = (
     "deploy", "diagnostics", "jobs", "sweeps", "test_driver", "test_hosts", "test_nodes",
     "test_ray_train", "test_unshared_node",
 )  # fmt: skip
-MEASUREMENTS = ("test_interrupts", "test_slow_links", "test_slow_node")
+MEASUREMENTS = ("test_slow_links", "test_slow_node")
 DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
 
