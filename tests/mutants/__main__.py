@@ -1,4 +1,4 @@
-"""Plants each fault that was written by hand and asks the tests of its folder, or those in the folders that are given:
+"""Plants each fault that was written by hand and asks the tests of its folder, or those in what is given:
 ``python -m tests.mutants tests/suite/training``."""
 
 import subprocess
@@ -8,20 +8,29 @@ from pathlib import Path
 from tests.mutants.by_hand import FAULTS
 
 
-def main(folders: list[str]) -> None:
+def main(given: list[str]) -> None:
     """Prints for each fault whether the tests find it."""
+    if missing := [name for name in given if not Path(name).exists()]:
+        sys.exit(f"there are no tests {' '.join(missing)}")
     for fault in FAULTS:
         path = Path(fault.file)
         text = path.read_text()
-        asked = folders or sorted(map(str, Path("tests", path.parent).glob("test_*.py")))
-        command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *asked]
+        assert text.count(fault.text) == 1, f"{fault.what}: its text must occur once in {fault.file}"
         path.write_text(text.replace(fault.text, fault.replacement))
         try:
-            done = subprocess.run(command, capture_output=True, timeout=1800)
+            outcome = _outcome(given or sorted(map(str, Path("tests", path.parent).glob("test_*.py"))))
         finally:
             path.write_text(text)
-        outcome = {0: "NOT FOUND", 1: "found"}.get(done.returncode, f"exit code {done.returncode}")
         print(f"{outcome}: {fault.file}: {fault.what}", flush=True)
+
+
+def _outcome(tests: list[str]) -> str:
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
+    try:
+        code = subprocess.run(command, capture_output=True, timeout=1800).returncode
+    except subprocess.TimeoutExpired:
+        return "no end in half an hour"
+    return {0: "NOT FOUND", 1: "found"}.get(code, f"pytest ended with {code}")
 
 
 if __name__ == "__main__":
