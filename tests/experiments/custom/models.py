@@ -199,9 +199,9 @@ class Last(nn.Module):
 
 
 def two_inputs():
-    """Numbers and ids; layers pass two tensors on."""
-    x, ids = torch.randn(ROWS, 8), torch.randint(0, 20, (ROWS, 4))
-    return spec([Merge(), Pair(), Pair(), Last()], [x, ids], torch.randn(ROWS, 3).double(), nn.SmoothL1Loss())
+    """Numbers and ids; layers pass two tensors on. One layer runs twice, and shares weight and bias with itself."""
+    (x, ids), pair = (torch.randn(ROWS, 8), torch.randint(0, 20, (ROWS, 4))), Pair()
+    return spec([Merge(), pair, pair, Last()], [x, ids], torch.randn(ROWS, 3).double(), nn.SmoothL1Loss())
 
 
 MODELS = (resnet_18, gpt2, llama, lstm_stack, u_net, frozen, two_inputs)

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,7 +127,7 @@ def test_a_link_out_of_the_models_folder_is_not_copied(saved, tmp_path):
 def folder(request, tmp_path):
     """A model in one file, to be changed."""
     torch.manual_seed(0)
-    MODELS[request.param]().save_pretrained(tmp_path / "own")
+    mutations.MODELS[request.param]().save_pretrained(tmp_path / "own")
     return tmp_path / "own"
 
 
@@ -135,6 +136,15 @@ def test_the_output_projection_of_a_model_that_is_not_tied_is_no_embedding(folde
     mutations.tied_under_its_other_name(folder, None)
     with pytest.raises(SettingError, match=r"has no tensor model\.embed_tokens\.weight, which a model of type llama"):
         load_causal_lm(folder)
+
+
+@pytest.mark.parametrize("folder", ["llama, tied"], indirect=True)
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_tied_matrix_that_is_stored_twice_stays_one_where_both_are_equal(folder, factor):
+    mutations.tied_twice(folder, SimpleNamespace(choice=lambda _: factor))
+    first, *_, last = load_causal_lm(folder)
+    shared = {*map(id, first.parameters())} & {*map(id, last.parameters())}
+    assert len(shared) == (factor == 1)
 
 
 def test_a_relative_path_given_as_text_is_read_from_any_folder(folder, monkeypatch, tmp_path):
