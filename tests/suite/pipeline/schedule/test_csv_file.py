@@ -30,8 +30,8 @@ def as_csv(schedule, cell_to_stage=()):
 
 
 def test_reads_actions_and_skips_idle_time(tmp_path):
-    for encoding in ("utf-8", "utf-8-sig"):  # spreadsheets write a byte order mark
-        (tmp_path / "own.csv").write_text(PICTURE, encoding=encoding)
+    for encoding in ("utf-8", "utf-8-sig"):  # spreadsheets write a byte order mark, and empty lines at the end
+        (tmp_path / "own.csv").write_text(f"{PICTURE}\n,,\n", encoding=encoding)
         rows = read_rows(tmp_path / "own.csv")
         assert rows == ("0F0 0F1 0B1 0B0", "1F0 1F1 1B1 1B0")
     assert parse_rows(rows) == [[Action("F", 0), Action("F", 1), Action("B", 1), Action("B", 0)]] * 2
