@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import psutil
 
-from tests.slow.running import Running
+from tests.slow.running import LONG_S, Running
 
 GONE_S, SAVED_S = 5.0, 30.0
 """Seconds from an interrupt until no process is left; where the run saves first, what Slurm and Kubernetes grant."""
@@ -39,7 +39,7 @@ class Command(Running):
         self.mark = uuid4().hex
         super().__init__(folder, [*program, *arguments], **{MARK: self.mark})
 
-    def wait_for(self, condition, seconds=400):
+    def wait_for(self, condition, seconds=LONG_S):
         """Waits until a condition holds or the command ends."""
         deadline = time.monotonic() + seconds
         while not condition() and self.process.poll() is None:

@@ -9,6 +9,9 @@ from tests.launch.command_line import environment
 
 EXPERIMENT = [sys.executable, "-m", "launch.cli", "experiment", "t24_1_3b_wide", "--scale", "laptop"]
 
+LONG_S = 1500.0
+"""For what has no promised time: beside other tests a run may start minutes later."""
+
 
 class Running:
     """A command in a folder, in a session of its own."""
@@ -26,7 +29,7 @@ class Running:
     def printed(self):
         return self.log.read_text(errors="replace")
 
-    def until(self, seen, seconds=400):
+    def until(self, seen, seconds=LONG_S):
         """Waits for something to be seen, while the command runs; returns it."""
         end = time.monotonic() + seconds
         while not (found := seen()):
@@ -35,7 +38,7 @@ class Running:
             time.sleep(0.05)
         return found
 
-    def wait(self, seconds, code=0):
+    def wait(self, seconds=LONG_S, code=0):
         assert self.process.wait(seconds) == code, self.printed
 
     def end(self):

@@ -18,7 +18,7 @@ from experiments.sweeps.sweep import Sweep
 from launch import cli, interrupts
 from tests.slow.trial import TINY
 
-STEPS = 3000
+STEPS = 1000
 """Enough that one twin still runs when the other, which may start seconds later, has saved."""
 SETTINGS = f"pipeline.stages=1 train.steps={STEPS} train.checkpoint_every=10"
 

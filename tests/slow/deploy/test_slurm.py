@@ -53,7 +53,7 @@ def allocation(tmp_path):
 
 def test_a_run_over_two_nodes_and_ray_is_gone_with_it(allocation):
     job = allocation.start(*RUN, f"{SMALL} train.steps=6 pipeline.stages=2 tracking.wandb=disabled")
-    job.wait(400)
+    job.wait()
     assert "Ray is up on 2 nodes" in job.printed
     assert stat.S_IMODE(Path(f"/tmp/ray-{allocation.id}").stat().st_mode) == 0o700
     assert len(losses(only_run(allocation.folder))) == 6
@@ -69,7 +69,7 @@ def test_a_command_that_fails_ends_the_job_with_its_code(allocation):
     # the command is where the run is: the cluster of two nodes, which lets it in by the token
     script = "import ray, sys; ray.init(); sys.exit(5 + int(ray.cluster_resources()['CPU']))"
     job = allocation.start("python", "-c", script)
-    job.wait(400, code=7)
+    job.wait(code=7)
     assert allocation.rays() == []
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.hosts.bridged_hosts import BridgedHosts, on_host
 from tests.launch.command_line import SMALL, environment
+from tests.slow.running import LONG_S
 from tests.slow.supervision.test_nodes import Driver, undisturbed_losses
 
 SETTINGS = (
@@ -23,7 +24,6 @@ SETTINGS = (
 )
 STEPS = 200
 CPUS = 2
-BEGINS_S, ENDS_S = 420.0, 300.0
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 
@@ -58,7 +58,7 @@ class RayHosts:
             )
 
     def until_started(self, host):
-        end = time.monotonic() + ENDS_S
+        end = time.monotonic() + LONG_S
         while "Ray runtime started" not in self.logs[host].read_text():
             assert time.monotonic() < end, self.logs[host].read_text()
             assert self.processes[host].poll() is None, self.logs[host].read_text()
@@ -99,9 +99,9 @@ def undisturbed(tmp_path_factory):
 def test_three_hosts_train_to_the_bit_as_one_node_does(over_hosts, drive, undisturbed):
     machines = over_hosts(3)
     driver = drive(machines)
-    driver.until(lambda: driver.training(5), BEGINS_S)
+    driver.until(lambda: driver.training(5))
     hosts = {place: machines.host_of(beat.pid) for place, beat in driver.heartbeats().items()}
-    driver.wait(BEGINS_S)
+    driver.wait()
     assert sorted(hosts.values()) == [0, 0, 1, 1, 2, 2]
     assert driver.losses() == undisturbed
 
@@ -114,20 +114,20 @@ def cut_off(machines, driver):
 def test_a_host_that_is_cut_off_is_replaced_by_a_spare(over_hosts, drive, undisturbed):
     machines = over_hosts(4)
     driver = drive(machines)
-    driver.until(lambda: driver.training(12), BEGINS_S)
+    driver.until(lambda: driver.training(12))
     cut_off(machines, driver)
-    driver.until(driver.recovered_s, ENDS_S)
+    driver.until(driver.recovered_s)
     assert driver.first_failure()["kind"] == "node"
-    driver.wait(BEGINS_S)
+    driver.wait()
     assert driver.losses() == undisturbed
 
 
 def test_a_host_that_is_cut_off_without_a_spare_ends_the_run_with_one_sentence(over_hosts, drive):
     machines = over_hosts(3)
     driver = drive(machines)
-    driver.until(lambda: driver.training(12), BEGINS_S)
+    driver.until(lambda: driver.training(12))
     cut_off(machines, driver)
-    driver.wait(ENDS_S, code=2)
+    driver.wait(code=2)
     assert driver.first_failure()["kind"] == "node"
     assert "The run needs 6 devices; 4 are left" in driver.printed.replace("\n", " ")
     assert "Traceback" not in driver.printed

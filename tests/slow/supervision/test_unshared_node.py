@@ -67,7 +67,7 @@ def test_it_is_named_with_the_folder_and_no_worker_starts(apart, ended, tmp_path
     monkeypatch.setenv("GPIPE_STORAGE", str(tmp_path / ("shared" if unseen == "the prepared data" else "work")))
     settings = f"{SETTINGS} train.steps=40 train.checkpoint_dir=file://{tmp_path}/checkpoints"
     driver = ended(Driver(tmp_path / "work", settings, RAY_ADDRESS=apart.cluster.address))
-    driver.wait(600, code=2)
+    driver.wait(code=2)
     printed = driver.printed.replace("\n", " ")
     place = tmp_path / "work" / (".cache" if unseen == "the prepared data" else "runs")
     assert f"does not see the folder {place}/" in printed

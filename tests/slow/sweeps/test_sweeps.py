@@ -64,7 +64,7 @@ def test_a_killed_member_is_resumed_and_one_that_fails_again_is_named(start):
     sweep.until(lambda: sweep.saved("twin-0"))
     driver = sweep.driver("twin-0")
     driver.kill()
-    sweep.wait(800, code=1)
+    sweep.wait(code=1)
     first, second = (sweep.attempts(name) for name in ("twin-0", "twin-1"))
     (end_of_second,) = [line["ended"] for line in second if line.get("outcome") == "done"]
     assert sweep.began("twin-0")[0] < end_of_second
@@ -95,10 +95,10 @@ def test_a_member_waits_for_devices_of_others_while_smaller_ones_run(start, clus
     other = Other.remote()
     assert ray.get(other.ready.remote(), timeout=60)
     sweep = start("mixed")
-    sweep.until(lambda: "small/twin-0: done" in sweep.printed, 600)
+    sweep.until(lambda: "small/twin-0: done" in sweep.printed)
     assert "train small/wide: started" not in sweep.printed  # the first in order needs both
     ray.kill(other)
-    sweep.wait(800)
+    sweep.wait()
     assert "small/wide: done" in sweep.printed
     assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
 
@@ -117,7 +117,7 @@ def test_an_interrupt_ends_all_members_and_the_next_sweep_resumes_them(start, nu
     outcomes = [line.get("outcome") for line in sweep.attempts("twin-0") if "ended" in line]
     assert outcomes == ["interrupted"]
     again = start("small")
-    again.wait(800)
+    again.wait()
     assert again.attempts("twin-1")[-1]["start"] >= 10
     assert losses(sweep.run("twin-0")) == losses(sweep.run("twin-1"))
     assert len(losses(sweep.run("twin-0"))) == STEPS

@@ -24,6 +24,7 @@ from suite.training.checkpoint.storage import BEGUN, MANIFEST
 from suite.training.metrics import read_steps
 from tests.launch.command_line import SMALL_1F1B, gpipe
 from tests.slow.interrupted_command import GONE_S, SAVED_S, Command
+from tests.slow.running import LONG_S
 
 SEED = 17
 SETTINGS = f"{SMALL_1F1B} train.steps=30 pipeline.stages=2"
@@ -116,7 +117,7 @@ def undisturbed(tmp_path_factory):
                 if part == "save":
                     command.wait_for(lambda: not is_saving(folder))
                     save_s = time.monotonic() - begins.pop(part)
-            assert command.process.wait(120) == 0, command.printed
+            assert command.process.wait(LONG_S) == 0, command.printed
         finally:
             command.end()
         ends = [*list(begins.values())[1:], time.monotonic()]

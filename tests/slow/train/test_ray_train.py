@@ -51,7 +51,7 @@ def test_a_killed_process_of_a_trainer_is_started_again_and_costs_no_bit(tmp_pat
     killed = trainer.until(lambda: process_of_trainer(run, 1))
     assert "Train" in killed.name()
     killed.kill()
-    trainer.wait(400)
+    trainer.wait()
     assert trained(tmp_path / "own") == (run, expected)
     attempts = read_attempt_lines(run.attempts).values()
     assert [(attempt.get("outcome"), attempt.get("start")) for attempt in attempts] == [(None, 0), ("done", 2)]
