@@ -172,6 +172,17 @@ def test_the_run_ends_after_as_many_validations_without_improvement_as_patience_
     assert reason.endswith("the last validation did not improve; none was finite")
 
 
+def best_between_saves(rank, world, rendezvous, folder):
+    join(rank, world, rendezvous)
+    planned = Planned([5.0, 4.0], steps=25)
+    trained(0, 1, 1, 25, folder, every=1000, tracker=Metrics(), validation=lambda executor: planned)
+
+
+def test_the_best_weights_are_saved_in_their_own_step(tmp_path):
+    run_processes(best_between_saves, 1, str(tmp_path))
+    assert sorted(int(path.parent.name) for path in tmp_path.glob("*/manifest.json")) == [20, 25]
+
+
 def test_a_best_checkpoint_that_could_not_be_written_is_not_the_best():
     validation = Planned([5.0, 4.0, 3.0, 3.5, 3.8], patience=3)
     assert [validation.validate(step)[1] for step in (10, 20, 30)] == [True, True, True]
