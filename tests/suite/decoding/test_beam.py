@@ -88,6 +88,15 @@ def test_a_done_sentence_leaves_the_batch():
     assert beam.results == [[], [2]]
 
 
+def test_a_sentence_stays_while_a_longer_hypothesis_can_still_be_the_best():
+    first, unsure, on, last = [0.6, 0.3, 0.05, 0.05], [0.34, 0.01, 0.33, 0.32], [0.99, 0.01, 0, 0], [0.01, 0.99, 0, 0]
+    beam = Beam([10], 2, END, 1.0)
+    for rows in ([first], [unsure] * 2, [on] * 2, [on] * 2, [last] * 2):
+        beam.advance(torch.tensor(rows).log())
+    # after two tokens log(0.6 * 0.34) / (7/6) is less than log(0.3), that of the ended one; after five, over 10/6, more
+    assert beam.results == [[0, 0, 0, 0]]
+
+
 def test_logits_that_are_no_numbers_are_told():
     with pytest.raises(NonFiniteError, match="not all numbers"):
         Beam([5], 2, END).advance(torch.tensor([[0.0, math.nan]]))
