@@ -1,4 +1,4 @@
-"""A fault whose text is gone would count as one that no test finds."""
+"""A fault whose text is gone cannot be planted."""
 
 from pathlib import Path
 

@@ -39,9 +39,9 @@ class Command(Running):
         self.mark = uuid4().hex
         super().__init__(folder, [*program, *arguments], **{MARK: self.mark})
 
-    def wait_for(self, condition, seconds=LONG_S):
+    def wait_for(self, condition):
         """Waits until a condition holds or the command ends."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + LONG_S
         while not condition() and self.process.poll() is None:
             assert time.monotonic() < deadline, self.printed
             time.sleep(0.01)

@@ -96,7 +96,7 @@ class Devices:
         self.asked, self.left_out = 0, []
 
     def run(self, attempt, experiment, watchdog):
-        if self.node in self.bad and attempt.number < 20:
+        if self.node in self.bad and attempt.number < 20:  # so that endless restarts fail a test
             where = FailureLocation(0, 1, 7 + self.moves * attempt.number, "F0", 3, f"node {self.node}", "log")
             raise ProgramError(f"on node {self.node}: CUDA error", "RuntimeError", where)
 

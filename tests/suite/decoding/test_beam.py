@@ -93,7 +93,8 @@ def test_a_sentence_stays_while_a_longer_hypothesis_can_still_be_the_best():
     beam = Beam([10], 2, END, 1.0)
     for rows in ([first], [unsure] * 2, [on] * 2, [on] * 2, [last] * 2):
         beam.advance(torch.tensor(rows).log())
-    # after two tokens log(0.6 * 0.34) / (7/6) is less than log(0.3), that of the ended one; after five, over 10/6, more
+    # one ends with log(0.3); after two tokens the other has log(0.6 * 0.34) / (7/6), which is less, and where it ends,
+    # after five, log(0.6 * 0.34 * 0.99^3) / (10/6), which is more
     assert beam.results == [[0, 0, 0, 0]]
 
 
