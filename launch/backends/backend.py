@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
@@ -35,9 +35,9 @@ class Backend:
         """Returns what a function returns on a machine where so many devices are free and the folder ``data`` is."""
         return task()
 
-    def prepare_processes(self) -> None:
-        """Begins what ``on_free_devices`` needs to start processes, which takes seconds, and returns at once."""
-        start_forkserver()
+    def prepare_processes(self, preload: Sequence[str] = ()) -> None:
+        """Begins what ``on_free_devices`` needs to start processes that also import ``preload``; returns at once."""
+        start_forkserver(preload)
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:
         """A context with a launcher; it places workers as planned, or elsewhere if that is not possible."""

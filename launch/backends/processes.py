@@ -42,7 +42,7 @@ PRELOAD_LATE = ["deepspeed.runtime.zero.muon.muon_optimizer", "deepspeed.module_
 GPU: a process that has initialized CUDA must not be forked, and the compiler may do so."""
 
 DATA_LIBRARIES = ["datasets", "transformers"]
-"""Read prepared data. Preloaded where the driver has imported them too, and for workers whose driver is elsewhere."""
+"""Read prepared data. Preloaded where the driver has or will have them, and for workers whose driver is elsewhere."""
 
 ROOT_CAUSE_DELAY_S = 5.0
 """Seconds to wait for the root cause once a worker has reported a lost peer."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -86,7 +86,7 @@ class RayClusterBackend(Backend):
             left_out=tuple(self._connection.left_out.values()),
         )
 
-    def prepare_processes(self) -> None:
+    def prepare_processes(self, preload: Sequence[str] = ()) -> None:
         """Does nothing: another machine starts them."""
 
     def open_launcher(self, attempt: Attempt, planned: Placement | None) -> AbstractContextManager[Launcher]:

@@ -20,7 +20,7 @@ from launch.diff.plain_training import check_fits, train_plainly
 from launch.runs.store import SHORT_RUNS, RunFolder, new_run, remove_run
 from launch.train.command import prepare, run_experiment
 from launch.train.session import Session
-from launch.worker.devices import this_machine, with_available_precision
+from launch.worker.devices import this_machine
 from suite.errors import PlanError, SettingError
 
 WORKERS = 4
@@ -49,7 +49,7 @@ class ShortTraining:
 
     def prepared(self, chosen: Experiment, console: Console) -> Experiment:
         """Returns it with its data, for plain PyTorch. Raises DataError when none is available."""
-        return prepare(with_available_precision(chosen, shared_devices(), console.print), console)
+        return prepare(chosen, _SharingBackend(), console)
 
     def train_plainly(self, chosen: Experiment) -> RunFolder:
         """Trains by plain PyTorch what its pipeline would train. Raises as ``train`` does, PlacementError when the

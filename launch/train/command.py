@@ -15,6 +15,8 @@ from experiments.names import Scale
 from experiments.planning.pipeline_settings import split_pipeline_auto
 from experiments.planning.request import check_request
 from experiments.registry import find, read_experiment_file, resolve
+from launch.backends.backend import Backend
+from launch.backends.processes import DATA_LIBRARIES
 from launch.backends.select import select_backend
 from launch.runs.checkpoints import check_published, checkpoint_location, checkpoints_to_use
 from launch.runs.store import CACHE, RunFolder, find_run, new_run
@@ -35,8 +37,7 @@ from suite.training.update_rule import learning_rate
 
 
 def start(name: str, scale: Scale, settings: str, launcher: str, console: Console) -> RunFolder:
-    """Starts a new run of an experiment and returns its folder. Raises a SuiteError for any error that the user can
-    fix."""
+    """Starts a new run of an experiment; returns its folder. Raises a SuiteError for what the user can fix."""
     find(name)  # an unknown name fails before Ray starts
     backend = select_backend(launcher)
     session = Session(backend, console)
@@ -50,7 +51,7 @@ def start(name: str, scale: Scale, settings: str, launcher: str, console: Consol
         backend.check_workers(chosen)
         with log_when_long(f"checking {name}", console.print) as set_part:
             check_request(chosen, backend.cluster(), given, set_part)
-    prepared = prepare(with_available_precision(chosen, backend.cluster(), console.print), console)
+    prepared = prepare(chosen, backend, console)
     if prepared != chosen:
         chosen = prepared.with_changes_from(find(name))
     planned = session.plan(chosen, given, pipeline_auto)
@@ -67,8 +68,7 @@ def start(name: str, scale: Scale, settings: str, launcher: str, console: Consol
 def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], session: Session) -> RunFolder:
     """Runs a resolved experiment; ``make_run`` creates its folder, which is returned, once it is planned. Raises as
     ``start`` does."""
-    cluster, console = session.backend.cluster(), session.console
-    chosen = prepare(with_available_precision(chosen, cluster, console.print), console)
+    chosen = prepare(chosen, session.backend, session.console)
     planned = session.plan(chosen)
     run = make_run()
     session.train(run, planned)
@@ -168,11 +168,14 @@ def planned_schedule(plan: RunPlan) -> dict[str, Any]:
     return schedule
 
 
-def prepare(chosen: Experiment, console: Console) -> Experiment:
-    """Prepares the data; returns the experiment with the data that was prepared, which may be a fallback.
+def prepare(chosen: Experiment, backend: Backend, console: Console) -> Experiment:
+    """Prepares the data; returns the experiment with this data, which may be a fallback, in an available precision.
 
     Raises DataError when no data is available, CheckpointError when ``train.init_from`` names an unsuitable run.
     """
+    chosen = with_available_precision(chosen, backend.cluster(), console.print)
+    if not chosen.data_folder(CACHE).exists():
+        backend.prepare_processes(DATA_LIBRARIES)  # they import while the data is prepared
     data = chosen.prepare_data(CACHE, console.print)
     changed = chosen if data == chosen.data else chosen.with_data(data)
     if chosen.train.init_from is None:

@@ -73,7 +73,8 @@ class Session:
             work, cluster = chosen.with_prepared(data), self.backend.cluster()
             given = find_costs, settings, cluster.notes, best, set_part, self.backend.workers
             plans = noted_plans(work, cluster, *given)
-        planned = replace(plans[0], notes=(_note(plans[0].experiment), *plans[0].notes))
+        note = f"{plans[0].experiment.title}; {_workers(plans[0].experiment)} workers"
+        planned = replace(plans[0], notes=(note, *plans[0].notes))
         for line in (*planned.lines(is_brief=True), *(lines_of(plans) if best else ())):
             self.console.print(line)
         self.prepared_s.update(data_s=began - self.began, planning_s=time.monotonic() - began)
@@ -172,10 +173,6 @@ class CurrentRun:
             f"{devices} devices are left, and no plan of {requested.experiment.name} fits them{fault}; when more are "
             f"back, `{resume_command(self.run)}` continues from the latest checkpoint"
         )
-
-
-def _note(experiment: Experiment) -> str:
-    return f"{experiment.title}; {_workers(experiment)} workers"
 
 
 def _workers(experiment: Experiment) -> int:
