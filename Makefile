@@ -4,6 +4,7 @@
 # expands them, so quotes, blanks and dollar signs arrive. NAME is never taken from the environment: some systems set it.
 VALUES := NAME SCALE SET RUN A B CHECKPOINT LAUNCHER CLUSTER FORMAT TO TEXT ADDRESS STORAGE JOB DEVICE
 NAME   :=
+GIVEN  := $(strip $(foreach .each,$(VALUES),$(if $(filter command,$(origin $(.each))),$(.each))))
 $(foreach value,$(VALUES),$(eval override $(value) := $$(value $(value))))
 export $(VALUES)
 
@@ -17,6 +18,16 @@ $(error make knows no variable $(OTHERS); $(if $(SPELLED),write $(SPELLED),it kn
 endif
 ifneq ($(filter-out $(TARGETS),$(MAKECMDGOALS)),)
 $(error make has no target $(filter-out $(TARGETS),$(MAKECMDGOALS)); values with blanks stand in quotes, such as SET="train.steps=50 pipeline.stages=4"; `make help` lists the targets)
+endif
+
+ifneq ($(GIVEN),)
+.goals  := $(or $(MAKECMDGOALS),$(error name a target too, such as make experiment NAME=t128_6b))
+.used   := $(shell awk -v goals=" $(.goals) " '/^[a-z]/ { own = index(goals, " " substr($$0, 1, index($$0, ":") - 1) " ") } \
+	/^\t@[$$]/ && own { gsub(/[^A-Z]+/, " "); print }' $(firstword $(MAKEFILE_LIST)))
+.unused := $(filter-out $(.used),$(GIVEN))
+ifneq ($(.unused),)
+$(error make $(.goals) takes no $(.unused); it takes $(or $(filter $(.used),$(VALUES)),no values))
+endif
 endif
 
 PYTHON ?= python3

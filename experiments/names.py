@@ -42,13 +42,14 @@ def is_source(name: str) -> bool:
 
 
 def check_experiment(name: str, others: Sequence[str] = (TRANSFORMER,)) -> None:
-    """Raises SettingError, with the closest names, for one that is no experiment's, no source's and none of ``others``,
-    which are models of any size or further names."""
+    """Raises SettingError, with the closest names, for one of no experiment, no source and none of ``others``."""
     if not name:
         raise SettingError(f"which experiment? Name one with {option('NAME')}; {command('list')} lists them")
     is_sized = any(re.fullmatch(_SIZED[other], name) for other in others if other in _SIZED)
-    if is_source(name) or is_sized or name in (*experiment_names(), *others):
+    if is_source(name) or is_sized or name in {*experiment_names(), *others} - _SIZED.keys():
         return
+    if name in _SIZED:
+        raise SettingError(f"{name} stands for models of any size; write numbers: transformer_13, amoebanet_18x256")
     if name.endswith(".py"):
         raise SettingError(f"{name} is a file; name the function in it: {name}:function")
     raise SettingError(f"there is no experiment {name}; {nearest(name, [*experiment_names(), *others])}")

@@ -31,8 +31,7 @@ TASKS: dict[str, type[Experiment]] = {
 def experiments() -> dict[str, Callable[[], Experiment]]:
     """Returns a function for every run by name, smallest first of each kind; it makes the experiment.
 
-    Runs of other packages come last: entry points of the group ``gpipe.experiments``, functions that return a
-    TrainSpec.
+    Other packages' runs come last: entry points of the group ``gpipe.experiments``, functions that return a TrainSpec.
     """
     installed = {
         entry.name: partial(find_custom, entry.value, entry.name) for entry in entry_points(group=ENTRY_POINTS)
@@ -76,7 +75,7 @@ def read_experiment_file(path: Path) -> Experiment:
             f"{path}: this run was written by another version of the suite: its experiment has format {written}, this "
             f"version reads format {FORMAT}; resume it with the version that wrote it, or start a new run"
         )
-    if task not in TASKS:
+    if not isinstance(task, str) or task not in TASKS:
         raise SettingError(f"{path}: task is {task!r} in the experiment's file; it must be one of {', '.join(TASKS)}")
     try:
         return TASKS[task].restored(values)

@@ -1,5 +1,4 @@
-"""Starts runs: the command line; ``run`` for your own file or a test (docs/own-model.md); ``train_loop`` for Ray
-Train."""
+"""Starts runs: the command line; ``run`` for your file or a test (docs/own-model.md); ``train_loop`` for Ray Train."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ def prepare() -> None:
         if getattr(sys, name) is None:  # it is closed, and what is opened next would take its descriptor
             setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
             os.set_inheritable(getattr(sys, name).fileno(), True)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks
     interrupts.install()
     try:
         os.getcwd()

@@ -250,8 +250,7 @@ def _below(process: psutil.Process, recursive: bool = True) -> list[psutil.Proce
 
 def kill(find: Callable[[psutil.Process], list[psutil.Process]] = lambda this: this.children(recursive=True)) -> None:
     """Kills the processes that ``find`` returns for this process, by default all below it. It suspends them first,
-    because a running process may start another. The resource tracker is spared: it ends with the last process that uses
-    it."""
+    because a running process may start another. The resource tracker is spared: it ends with its last user."""
     this, stopped = psutil.Process(), set[psutil.Process]()
     while new := {child for child in find(this) if not _runs(child, "multiprocessing.resource_tracker")} - stopped:
         for process in new:

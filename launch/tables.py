@@ -38,8 +38,7 @@ SECONDS_A_CASE, FEWEST_STEPS, MOST_STEPS = 8.0, 3, 5
 
 
 def table(name: str, run: str, console: Console) -> None:
-    """Prints a table and writes it as Markdown and CSV. ``name`` is one of ``catalog.TABLES``. Raises
-    SettingError for an unknown run."""
+    """Prints one of ``catalog.TABLES``, and writes it as Markdown and CSV. Raises SettingError for an unknown run."""
     log: Log = console.print
     report = log_by_part(f"table {name}", log)
     step_of = partial(_measure_step, log=log)
@@ -70,8 +69,7 @@ def _measure_step(work: SleepingWork, log: Log) -> Measurement:
     case = f"K = {stages}, M = {work.micro_batches}"
     FOLDER.mkdir(parents=True, exist_ok=True)
     estimated = estimate(*work.build(), work.sample().largest, DEVICES["TPUv3"], work.optimizer)
-    measured = run_processes(measure.measure_layers, 1, work, estimated, 1, False, FOLDER / "measuring.log")
-    alone = measured[0].costs
+    alone = run_processes(measure.measure_layers, 1, work, estimated, 1, False, FOLDER / "measuring.log")[0].costs
     estimate_s = (work.micro_batches + stages) * max(cost.seconds for cost in alone)
     count = max(FEWEST_STEPS, min(MOST_STEPS, int(SECONDS_A_CASE / estimate_s)))
     log(f"{case}: {count} steps of about {estimate_s:.1f} s")
@@ -101,7 +99,8 @@ def _breakdown(requested: str) -> Table:
 
 
 def _newest_traced() -> RunFolder:
-    folders = sorted(RUNS.glob("*/*/trace"), key=lambda path: path.stat().st_mtime)
-    if not folders:
+    newest_first = sorted(RUNS.glob("*/*/trace"), key=lambda path: -path.stat().st_mtime)
+    traced = next((folder for folder in newest_first if read_traces(folder)), None)
+    if traced is None:
         raise SettingError(f"no run in {RUNS} has a trace yet; start one with {command('experiment', NAME='t128_6b')}")
-    return RunFolder(folders[-1].parent.resolve())
+    return RunFolder(traced.parent.resolve())

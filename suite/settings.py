@@ -231,7 +231,7 @@ class ImageTrainSettings(LoopSettings):
     batch_images: Annotated[int, Unit("images")] = Field(128, ge=1, le=1_000_000)
     """Images of a mini-batch over all replicas."""
     test_images: Annotated[int | None, Unit("images")] = Field(None, ge=1)
-    """Held-out images of a validation; none: all."""
+    """Evenly spaced held-out images; none: all."""
     sync_batchnorm_stats: bool = True
     """Whether BatchNorm's moving averages are over all replicas."""
 

@@ -51,8 +51,8 @@ class TrainSpec:
         None: the rows; for cross entropy with an ``ignore_index`` or class weights, the sum of weights of its
         targets.
     on_step: ``on_step(step, metrics)`` is called after each step, and again after a validation, on the one worker
-        that writes the metrics, with what it writes (docs/metrics.md). All workers wait for it. An exception in it
-        ends the run.
+        that writes the metrics, with what it writes (docs/metrics.md). All workers wait for it, a minute at most. An
+        exception in it ends the run.
     param_groups: ``param_groups(name, parameter)``: the factors of the learning rate and of the weight decay of a
         parameter, such as ``3.weight``; none: 1 and 1. ``parameter`` says dimensions and shape; its values may be any.
     collate: Makes one mini-batch of a list of a dataset's rows; none: ``torch.utils.data.default_collate``.

@@ -18,15 +18,15 @@ BUDGETS = {
     "launch/inference": 1162,
     "launch/jobs": 659,
     "launch/planning": 495,
-    "launch/runs": 507,
+    "launch/runs": 506,
     "launch/supervision": 736,
-    "launch/sweeps": 599,
+    "launch/sweeps": 598,
     "launch/tracking": 549,
     "launch/train": 753,
     "launch/watching": 950,
     "launch/worker": 1917,
     "experiments": 156,
-    "experiments/base": 1151,
+    "experiments/base": 1149,
     "experiments/custom": 1955,
     "experiments/huggingface": 410,
     "experiments/images": 274,
@@ -39,14 +39,14 @@ BUDGETS = {
     "experiments/translation": 450,
     "models": 1348,
     "suite": 909,
-    "suite/data": 3578,
+    "suite/data": 3577,
     "suite/decoding": 477,
     "suite/evaluation": 292,
-    "suite/pipeline/model": 1185,
+    "suite/pipeline/model": 1176,
     "suite/pipeline/planning": 3466,
-    "suite/pipeline/runtime": 2512,
+    "suite/pipeline/runtime": 2509,
     "suite/pipeline/schedule": 1478,
-    "suite/training": 4111,
+    "suite/training": 4109,
 }
 """Physical lines of all Python files below a folder that have no budget of their own."""
 
@@ -58,7 +58,7 @@ MOST_UNFORMATTED = 40
 MOST_WORDS = {"README.md": 900}
 MOST_WORDS_OF_DOCS = 17_000
 
-MOST_LINES_OF_TESTS = 45_191
+MOST_LINES_OF_TESTS = 45_037
 
 
 def files() -> list[Path]:

@@ -255,26 +255,24 @@ class Experiment(FrozenRecord):
         return changed if self._prepared is None else changed.with_prepared(self._prepared)
 
     def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds the settings that follow from the given ones: a decay to 0 ends with the run, and a schedule's file
-        determines K, M and the cells.
+        """Adds the settings that follow from the given ones: a decay to 0 that ends with the run does so in a longer
+        one, and a schedule's file determines K, M and the cells.
 
         Raises SettingError for a file that is no valid schedule.
         """
         given = _with_schedule_file(given)
-        decay = given.get("optimizer.lr_decay", self.optimizer.lr_decay)
-        lengths = {
-            "train.steps": self.train.steps,
-            "optimizer.warmup_steps": self.optimizer.warmup_steps,
-            "optimizer.lr_decay_steps": self.optimizer.lr_decay_steps,
-        }
-        if not given.keys() & {"optimizer.lr_decay", *lengths}:
+        rates, is_new = self.optimizer, "optimizer.lr_decay" in given
+        decay, after_warmup = given.get("optimizer.lr_decay", rates.lr_decay), self.train.steps - rates.warmup_steps
+        paths = "train.steps", "optimizer.warmup_steps", "optimizer.lr_decay_steps"
+        before = self.train.steps, rates.warmup_steps, rates.lr_decay_steps
+        if not given.keys() & {"optimizer.lr_decay", *paths}:
             return given
         with suppress(ValueError):  # not a number: validation reports it
-            steps, warmup, decay_steps = (int(given.get(path, length)) for path, length in lengths.items())
-            if decay in ("cosine", "linear"):
+            steps, warmup, decay_steps = (int(given.get(path, old)) for path, old in zip(paths, before, strict=True))
+            if decay in ("cosine", "linear") and (is_new or rates.lr_decay_steps == max(1, after_warmup)):
                 return {"optimizer.lr_decay_steps": max(1, steps - warmup), **given}
-            if decay == "wsd":
-                if "optimizer.lr_decay" in given and "optimizer.lr_decay_steps" not in given:
+            if decay == "wsd" and (is_new or rates.lr_stable_steps == max(0, after_warmup - rates.lr_decay_steps)):
+                if is_new and "optimizer.lr_decay_steps" not in given:
                     decay_steps = max(1, steps // 10)
                     given = {**given, "optimizer.lr_decay_steps": decay_steps}
                 return {"optimizer.lr_stable_steps": max(0, steps - warmup - decay_steps), **given}

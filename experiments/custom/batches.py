@@ -102,7 +102,8 @@ class SpecBatches:
     def _divisor(self, targets: Tensors, inputs: Tensors) -> float:
         divisor = units_of(self._spec, targets or inputs)
         if not divisor > 0:
-            raise DataError("a mini-batch has no units to take the mean over: all its targets are ignored")
+            why = "all its targets are ignored" if self._spec.units is None else f"units returned {divisor}"
+            raise DataError(f"a mini-batch has no units to take the mean over: {why}")
         return divisor
 
 
@@ -120,7 +121,7 @@ def _check_dataset(name: str, data: Any) -> None:
             f"{name} is a {type(data).__name__}; give a dataset with len() and rows by index"
             + (", or a function that returns the mini-batch of a step" if name == "train" else "")
         )
-    if len(data) == 0:
+    if _called(lambda: len(data), f"len() of {name}") == 0:
         raise DataError(f"{name} has no rows")
 
 

@@ -256,8 +256,7 @@ def _loss_fault(loss: nn.Module, outputs: Tensors, targets: Tensors) -> str:
             loss(*(mode.from_tensor(tensor.detach()) for tensor in (*outputs, *targets)))
     except Exception as error:
         return (
-            "the loss does not run on tensors without values, from which costs are estimated "
-            f"({typed_line(error)}); shapes must not depend on values: use torch.where instead "
-            "of a mask as an index"
+            f"the loss does not run on tensors without values, from which costs are estimated ({typed_line(error)}); "
+            "shapes must not depend on values: use torch.where instead of a mask as an index"
         )
     return ""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from experiments.custom.held_tensors import check_held
-from experiments.custom.own_imports import ROOT, check_names, search_last
+from experiments.custom.own_imports import ROOT, check_names, imported_files, package_names, search_last
 from experiments.custom.spec_check import check_functions, layers_of
 from suite.errors import SettingError, SuiteError, nearest, typed_line
 from suite.pipeline.model import rng
@@ -104,8 +104,7 @@ def made_spec(source: str, seed: int) -> TrainSpec:
 
 
 def called(function: Callable[[], Any], place: str, source: str) -> Any:
-    """Returns what a function of the file ``place`` returns. Raises SettingError with ``source`` and the line when it
-    fails."""
+    """Calls a function of the file ``place``. Raises SettingError with ``source`` and the line when it fails."""
     try:
         return function()
     except SuiteError:
@@ -115,10 +114,11 @@ def called(function: Callable[[], Any], place: str, source: str) -> Any:
 
 
 def digest(source: str) -> str:
-    """Returns the SHA-256 of the file with the function."""
-    file = inspect.getsourcefile(_module(Source.parse(source).place))
-    assert file is not None
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    """Returns the SHA-256 of the file with the function, and of those of its folder, or packages, that it imports."""
+    place = Source.parse(source).place
+    file = Path(inspect.getsourcefile(_module(place)) or "")
+    folder = file.parent if _is_file(place) else file.parents[len(package_names(file.parent))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in imported_files(file, folder))).hexdigest()
 
 
 def description(source: str) -> str:

@@ -122,8 +122,7 @@ def _sum(mean: Tensor | float, units: Tensor | float) -> Tensor | float:
     if not isinstance(units, Tensor):
         return mean * units
     dtype = torch.result_type(mean, 1.0) if isinstance(mean, Tensor) else torch.float64
-    factor = units.to(dtype)  # as torch multiplies by a number
-    return torch.where(units == 0, 0, mean * factor)
+    return torch.where(units == 0, 0, mean * units.to(dtype))  # as torch multiplies by a number
 
 
 def _counts_own_units(spec: TrainSpec) -> bool:
@@ -143,7 +142,10 @@ def units_of(spec: TrainSpec, targets: Tensors) -> float:
 def _counted(spec: TrainSpec, loss: Any, targets: Tensors) -> Tensor | float:
     """Returns the units that ``spec`` counts, or a cross entropy whose weights are where the targets are."""
     if spec.units is not None:
-        return spec.units(*targets)
+        units = spec.units(*targets)
+        if isinstance(units, Tensor) and units.numel() != 1:
+            raise SettingError(f"units returns a tensor of shape {tuple(units.shape)}; it must be one number: .sum()")
+        return units
     if not _counts_own_units(spec):
         return float(len(targets[-1]))
     labels, weight = targets[-1], loss.weight

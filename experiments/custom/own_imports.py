@@ -35,9 +35,9 @@ def check_names(folder: Path, file: Path | None, names: tuple[str, ...] = ()) ->
             )
 
 
-def imported_files(file: Path) -> list[Path]:
-    """Returns a file and those of its folder that it imports, also through one another, in sorted order."""
-    return sorted({file, *(path for _, _, path in _own_imports(file.parent, file, ()))})
+def imported_files(file: Path, folder: Path | None = None) -> list[Path]:
+    """Returns a file and those of its folder, or of ``folder``, that it imports, also through one another, sorted."""
+    return sorted({file, *(path for _, _, path in _own_imports(folder or file.parent, file, ()))})
 
 
 def _own_imports(folder: Path, file: Path | None, names: tuple[str, ...]) -> Iterator[tuple[str, str, Path]]:
@@ -67,13 +67,13 @@ def _imported(file: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = _package_names(file.parents[node.level - 1]) if node.level else []
+            package = package_names(file.parents[node.level - 1]) if node.level else []
             if package or not node.level:  # otherwise the import itself fails
                 parts = [*package, *([node.module] if node.module else [])]
                 yield from (".".join([*parts, name.name]) for name in node.names)
 
 
-def _package_names(folder: Path) -> list[str]:
+def package_names(folder: Path) -> list[str]:
     """Returns the names of the packages that a folder is in, the topmost first."""
     names: list[str] = []
     while (folder / "__init__.py").is_file():

@@ -38,8 +38,6 @@ ROUNDING = 1e-6
 
 KEEP_STATE = "keep state in buffers (each replica has its own); draw from default generators of torch, numpy or random"
 
-Attributes = dict[str, tuple[type, bytes]]
-
 
 class Trial:
     """A layer and its inputs. What several rules need is computed when the first one asks."""
@@ -131,7 +129,7 @@ def generator_states() -> bytes:
     return pickle.dumps((torch.get_rng_state().numpy(), random.getstate(), np.random.get_state()))
 
 
-def attributes_of(layer: nn.Module) -> Attributes:
+def attributes_of(layer: nn.Module) -> dict[str, tuple[type, bytes]]:
     """Returns the type and the pickled value of everything that a layer and its modules hold beside parameters, buffers
     and modules."""
     found = {}

@@ -87,10 +87,9 @@ class ImageExperiment(Experiment):
         return Sample(self._random(typical), self._random(parts[0]), typical)
 
     def _random(self, rows: int) -> MicroBatch:
-        model, size = self.model, self.images.size
         generator = torch.Generator().manual_seed(0)
-        images = torch.randn(rows, model.channels, size, size, generator=generator)
-        return MicroBatch((images,), (torch.randint(0, model.classes, (rows,), generator=generator),))
+        images = torch.randn(rows, self.model.channels, self.images.size, self.images.size, generator=generator)
+        return MicroBatch((images,), (torch.randint(0, self.model.classes, (rows,), generator=generator),))
 
     def key(self) -> str:
         return self.cost_key(self.model)

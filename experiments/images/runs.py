@@ -77,11 +77,10 @@ def find_amoebanet(name: str, devices: int) -> ImageExperiment | None:
     match = re.fullmatch(r"amoebanet_([0-9]{1,4})x([0-9]{1,6})", name)
     if match is None:
         return None
-    shape = {"layers": int(match[1]), "filters": int(match[2])}
     values = {
         "name": name,
         "scale": "paper",
-        "model": shape,
+        "model": {"layers": int(match[1]), "filters": int(match[2])},
         "images": ImageSettings(source=IMAGENET, size=TABLE_SIZE),
         "pipeline": PipelineSettings(),
         "optimizer": OptimizerSettings(name="rmsprop", beta2=0.9),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.base.data_source import PreparedSource
+import torch
+
+from experiments.base.data_source import PreparedSource, labels
 from suite.data.images.batches import ImageBatches
 from suite.data.images.transforms import ImageData
 from suite.errors import DataError
@@ -12,26 +14,26 @@ from suite.training.validation import HeldOut
 
 
 class ImageSource(PreparedSource):
-    """Images for the first stage, labels for the last. A checkpoint has the name of its set: another one has other
-    classes."""
+    """Images for the first stage, labels for the last. A checkpoint has the names of its set and its classes."""
 
     data_type, batches_type = ImageData, ImageBatches
-    _data: ImageData | None = None
+    _data: ImageData
 
     def notes(self) -> dict[str, Any]:
-        return {"images": self._data.info.source if self._data is not None else None}
+        return {"images": self._data.info.source, "classes": self._data.classes} if self._data is not None else {}
 
     def counts(self) -> dict[str, int]:
-        assert self._data is not None
         return self._data.info.counts
 
     def check(self, notes: dict[str, Any]) -> str:
-        if notes and self._data is not None and notes.get("images") != self._data.info.source:
+        if notes and any(notes.get(name, value) != value for name, value in self.notes().items()):
             raise DataError(
-                f"the checkpoint was trained on {notes.get('images')}, not on {self._data.info.source}; start a new run"
+                f"the checkpoint was trained on {notes.get('images')}, and not on {self._data.info.source} with its "
+                "present classes; restore these, or start a new run"
             )
         return ""
 
     def baselines(self, held_out: HeldOut) -> dict[str, float]:
-        assert self._data is not None
-        return {"most_frequent_class": max(self._data.info.shares)}
+        mini_batches = self._batches.held_out(inputs=False)  # type: ignore[union-attr]
+        counts = torch.cat([*labels(HeldOut(mini_batches))]).bincount()
+        return {"most_frequent_class": float(counts.max() / counts.sum())}

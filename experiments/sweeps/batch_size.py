@@ -1,7 +1,7 @@
 """Batch size, the paper's Table 5: one German-English model, mini-batches of 260K : 1M : 4M, in two comparisons.
 
 equal steps    260K  1M  4M    as many updates: a larger batch sees more text
-equal tokens   260K  1M  4M    as much text: a larger batch makes fewer updates (the middle one is the same run)
+equal tokens   260K  1M  4M    as much text: a larger batch makes fewer updates (one batch is the same run)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _members(scale: str, cluster: Cluster, runs: Path) -> list[Member]:
 def larger_batches(results: Results) -> list[Verdict]:
     """The largest batch against the smallest, from German, by the NLL of the references and by chrF."""
     small, _, large = RULES[results.scale].batches
-    # the middle batch has one run under two labels
+    # one batch has one run under two labels
     distinct = {tuple(run.member.folder for run in results.runs_of(name)): name for name in results.labels}.values()
     verdicts = []
     for kind in KINDS:

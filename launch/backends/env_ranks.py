@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter
-from torch.distributed import rendezvous  # type: ignore[attr-defined]
+from torch.distributed import DistError, rendezvous  # type: ignore[attr-defined]
 
 from experiments.base.cluster import Cluster
 from experiments.base.experiment import Experiment
@@ -84,13 +84,13 @@ class Ranks:
                 f"LAUNCHER=env reads {', '.join(missing)} from the environment; start the command with torchrun, or "
                 "with srun and MASTER_ADDR and MASTER_PORT (docs/platforms.md)"
             )
+        host, port, size = (os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
         try:
             store, rank, world = next(iter(rendezvous("env://", timeout=timedelta(seconds=JOIN_S))))
+            local = int(os.environ["LOCAL_RANK"])
         except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise PlacementError(f"the {os.environ['WORLD_SIZE']} processes did not meet at {where}: {error}") from None
-        address = f"{os.environ['MASTER_ADDR']} {os.environ['MASTER_PORT']}"
-        return Ranks(rank, world, int(os.environ["LOCAL_RANK"]), store, address)
+            raise PlacementError(f"the {size} processes did not meet at {host}:{port}: {error}") from None
+        return Ranks(rank, world, local, store, f"{host} {port}")
 
     def run_worker(self, number: int, attempt: Attempt, should_stop: Callable[[], bool]) -> SuiteError | None:
         """Runs this rank's worker of an attempt; returns how it failed."""
@@ -108,7 +108,14 @@ class Ranks:
         return run_worker_alone(self.rank, self.address, prefix, attempt, device, node, should_stop, self.preload)
 
     def serve(self) -> int:
-        """Runs the worker of this rank in each attempt of rank 0; returns the command's exit code."""
+        """Runs the worker of this rank in each attempt of rank 0; returns the command's exit code. Raises
+        PlacementError when rank 0, which has the store, is lost."""
+        try:
+            return self._serve()
+        except DistError:
+            raise PlacementError(f"rank 0 is lost, at {self.address}; start all again, with gpipe resume") from None
+
+    def _serve(self) -> int:
         asked, leave_at = threading.Event(), math.inf
         for number in count():
             while not self.store.check([str(number)]):
@@ -163,11 +170,10 @@ def run_command(launcher: str, command: Callable[[], object]) -> None:
     with the exit code of rank 0 on the others."""
     if launcher != "env":
         command()
-        return
-    ranks = Ranks.join()
-    if ranks.rank:
+    elif (ranks := Ranks.join()).rank:
         raise SystemExit(ranks.serve())
-    lead(ranks, command)
+    else:
+        lead(ranks, command)
 
 
 def lead(ranks: Ranks, command: Callable[[], object]) -> None:
@@ -192,10 +198,11 @@ def lead(ranks: Ranks, command: Callable[[], object]) -> None:
 
 def _ranks_per_node(world: int) -> int:
     """Raises SettingError when the nodes do not have equally many."""
-    nodes = int(os.environ.get("SLURM_NNODES") or 1)
-    local = int(os.environ.get("LOCAL_WORLD_SIZE") or world // nodes)
-    if world % local:
-        raise SettingError(f"WORLD_SIZE is {world}, and this node has {local} processes; start equally many on each")
+    given, nodes = os.environ.get("LOCAL_WORLD_SIZE"), int(os.environ.get("SLURM_NNODES") or 1)
+    local = int(given or max(1, world // nodes))
+    if world % local or not (given or world == nodes * local):
+        where = f"{local} of them are on this node" if given else f"they are on {nodes} nodes"
+        raise SettingError(f"WORLD_SIZE is {world}, and {where}; start equally many on each")
     return local
 
 
@@ -208,9 +215,8 @@ class EnvBackend(Backend):
         """At least a device for each rank."""
         here, world = super().cluster(), self.ranks.world
         local = _ranks_per_node(world)
-        nodes = (
-            tuple(Node(str(at), f"node {at}", local, local) for at in range(world // local)) if local < world else ()
-        )
+        machines = world // local if local < world else 0
+        nodes = tuple(Node(str(at), f"node {at}", local, local) for at in range(machines))
         return replace(here, devices=world if nodes else max(here.devices, world), nodes=nodes)
 
     def check_workers(self, experiment: Experiment) -> None:
@@ -283,9 +289,7 @@ class RankLauncher:
     def available_devices(self, workers: int) -> int:
         """Returns ``workers``. Raises PlacementError when a rank is lost: only torchrun or srun can start it again."""
         if self.lost is not None:
-            raise PlacementError(
-                f"rank {self.lost} of {self.ranks.world} is lost; start all of them again, with gpipe resume"
-            )
+            raise PlacementError(f"rank {self.lost} of {self.ranks.world} is lost; start all again, with gpipe resume")
         return workers
 
     def leave_out(self, rank: int) -> str:

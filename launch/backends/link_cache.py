@@ -22,8 +22,6 @@ class LinkSpeeds:
 
     cluster: str
     """The Ray cluster's own address (GCS)."""
-    per_node: int
-    """The workers of a node that were measured at once."""
     between_nodes: Link | None = None
     """Between workers of two nodes, for the slowest pair."""
     all_reduce: Link | None = None

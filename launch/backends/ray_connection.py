@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -56,8 +56,9 @@ class Connection:
         self.connected = True
 
     def close(self) -> None:
-        """Disconnects, which ends everything that was started over this connection."""
-        shutdown()
+        """Disconnects, which ends everything that was started over this connection. One of the user's own stays."""
+        if self.connected:
+            shutdown()
         self.connected = False
 
     def kind(self) -> Literal["GPU", "CPU"]:
@@ -93,16 +94,14 @@ class Connection:
         self.open()
         return str(ray.get_runtime_context().gcs_address)
 
-    def lost_nodes(self, nodes: Iterable[str]) -> set[str]:
+    def lost_nodes(self, nodes: set[str]) -> set[str]:
         """Returns the ids of the given nodes that are lost: dead according to Ray, or not answering."""
-        ids = set(nodes)
-        known = [node for node in alive_nodes() if node["NodeID"] in ids]
-        return ids - {node["NodeID"] for node, answers in zip(known, _answers(known), strict=True) if answers}
+        known = [node for node in alive_nodes() if node["NodeID"] in nodes]
+        return nodes - {node["NodeID"] for node, answers in zip(known, _answers(known), strict=True) if answers}
 
 
 def _answers(nodes: Sequence[dict[str, Any]]) -> list[bool]:
-    """Returns for each node whether its Ray process accepts a connection. All are tried at once, so that many silent
-    nodes take no longer than one."""
+    """Returns for each node whether its Ray process accepts a connection. All are tried at once: many may be silent."""
 
     def answers(node: dict[str, Any]) -> bool:
         try:

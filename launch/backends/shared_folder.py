@@ -22,8 +22,7 @@ ANSWER_S = 180.0
 
 def check_shared(nodes: Sequence[Node], folders: Sequence[Path], data: Path) -> None:
     """Looks on all nodes for the ``folders`` that workers write into, and for the prepared ``data``, which may be a
-    copy. Raises PlacementError with a node and the folder that it does not see, WorkerError for a node that does not
-    answer."""
+    copy. Raises PlacementError with a node and the folder that it does not see, WorkerError if one does not answer."""
     others = [node for node in dict.fromkeys(nodes) if node.id != own_node()]
     if not others:
         return

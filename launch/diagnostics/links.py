@@ -245,7 +245,7 @@ def _summary(
     at_once = "" if per_node == 1 else f", {per_node} GPUs of each at once"
     shared = ok("all-reduce", f"over {len(placed)} nodes{at_once}: {format_link(reduced)}")
     used = networks({names[worker]: answer.network for worker, answer in answers.items()})
-    return LinkSpeeds(cluster, per_node, slowest, reduced), [*findings_of(links), shared, *used]
+    return LinkSpeeds(cluster, slowest, reduced), [*findings_of(links), shared, *used]
 
 
 def _compared_s(link: Link) -> float:

@@ -52,7 +52,7 @@ def repeat(name: str, steps: int, console: Console) -> bool:
         remove_run(again)
         raise
     differing = 0
-    for step in range(checkpoint.step + 1, last + 1):
+    for step in sorted(then.keys() & {*range(checkpoint.step + 1, last + 1)}):
         own, other = (_values(lines[step]) for lines in (then, now))
         differing += own != other
         same = "the same" if own == other else f"DIFFERS now: {other}"

@@ -155,7 +155,7 @@ def decode_groups(
     """Decodes sources group by group with this stage of the model, and returns each one's result; on
     stages before the last, empty ones. ``on_group`` gets the numbers and the results of each finished group."""
     groups = method.groups(sources)
-    searches = {number: method.search(sources, group) for number, group in enumerate(groups)}
+    searches = {number: method.search(group) for number, group in enumerate(groups)}
     rows = [
         pad_sequence([torch.tensor(sources[at]) for at in group], batch_first=True, padding_value=PAD_ID)
         for group in groups

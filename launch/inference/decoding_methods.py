@@ -29,7 +29,7 @@ class BeamSearch:
     def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
         return group_by_length(sources, self.rows)
 
-    def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> Beam:
+    def search(self, group: Sequence[int]) -> Beam:
         return Beam([self.max_length] * len(group), self.rows, END_ID, LENGTH_PENALTY)
 
 
@@ -77,7 +77,7 @@ class Sampling:
     def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
         return group_by_equal_length(sources)
 
-    def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> Sampler:
+    def search(self, group: Sequence[int]) -> Sampler:
         """A sampler, with random numbers by the prompt's number."""
         limits, asked = [self.limits[at] for at in group], self.request
         seeds = [mix(7, asked.seed, at) for at in group]
@@ -96,7 +96,7 @@ class ForcedScoring:
     def groups(self, sources: Sequence[Sequence[int]]) -> list[list[int]]:
         return group_by_length(sources, self.rows)
 
-    def search(self, sources: Sequence[Sequence[int]], group: Sequence[int]) -> ForcedDecoding:
+    def search(self, group: Sequence[int]) -> ForcedDecoding:
         return ForcedDecoding([self.targets[at] for at in group])
 
 

@@ -39,12 +39,9 @@ def checkpoint_location_of_run(folder: Path) -> str:
 
 
 def steps_in_folder(run: RunFolder) -> list[int]:
-    """Returns the steps of the finished checkpoints in the run's own folder that are not abandoned, in order. It reads
-    no file."""
-    folders = (path.parent for path in run.checkpoints.glob(f"*/{MANIFEST}"))
-    return sorted(
-        int(folder.name) for folder in folders if folder.name.isdecimal() and not (folder / ABANDONED).exists()
-    )
+    """Returns the steps of the finished, not abandoned checkpoints in the run's own folder, in order. Reads no file."""
+    folders = (path.parent for path in run.checkpoints.glob(f"*/{MANIFEST}") if path.parent.name.isdecimal())
+    return sorted(int(folder.name) for folder in folders if not (folder / ABANDONED).exists())
 
 
 def note_published(run: RunFolder, step: int) -> None:
@@ -95,7 +92,10 @@ def checkpoints_to_use(run: RunFolder, experiment: Experiment, choice: Choice, l
         check_published(run, location)
         how = "short trainings save none" if run.record.exists() else f"get its first one with {resume_command(run)}"
         raise CheckpointError(f"run {run.path} has no valid checkpoint; {how}")
-    return in_order(checkpoints, choice, f"run {run.path}")
+    if not (found := in_order(checkpoints, choice, f"run {run.path}")):
+        left = f"a checkpoint that is gone or damaged, and abandoned that of step {checkpoints[0].step}"
+        raise CheckpointError(f"run {run.path} went back to {left}; choose this with {option('CHECKPOINT')}")
+    return found
 
 
 def kind_of_checkpoint(run: RunFolder, experiment: Experiment, step: int) -> str:
@@ -114,8 +114,7 @@ def described_checkpoint(step: int, kind: str) -> str:
 
 def check_unused(location: str) -> None:
     """Raises CheckpointError when a new run's location already has checkpoints: the run would remove them."""
-    existing = folders_of(Storage(location))
-    if existing:
+    if existing := folders_of(Storage(location)):
         raise CheckpointError(
             f"a new run would write its checkpoints to {location}, which has {', '.join(existing)} of another run; "
             "move these away, or set train.checkpoint_dir to another location"

@@ -125,8 +125,7 @@ def _devices(tasks: Sequence[Task], launcher: str, machine: Cluster) -> Iterator
 
 def check_needs(tasks: Sequence[Task], total: int, description: str) -> None:
     """Raises PlacementError if a member needs more devices than exist, free or not."""
-    large = [task for task in tasks if task.devices > total]
-    if large:
+    if large := [task for task in tasks if task.devices > total]:
         first = max(large, key=attrgetter("devices"))
         pipeline = first.member.experiment.pipeline
         more = f"; {len(large) - 1} other members need too many as well" if len(large) > 1 else ""
@@ -144,7 +143,8 @@ def report(name: str, scale_name: str, console: Console) -> None:
     """
     cluster = this_machine()
     written = 0
-    for family in [find_sweep(name)] if name else SWEEPS.values():
+    every = [family for family in SWEEPS.values() if scale_name in ("auto", *family.scales)] or SWEEPS.values()
+    for family in [find_sweep(name)] if name else every:
         for scale in (family.scales or ("",)) if scale_name == "auto" else [find_scale(family, scale_name)]:
             members = family.members(scale, cluster, RUNS.resolve())
             if any((RUNS / member.folder / "record.json").exists() for member in members):

@@ -40,7 +40,7 @@ class MemberProcess:
     def __init__(self, task: Task, launcher: str, variables: dict[str, str]) -> None:
         with task.log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "launch.cli", *task.arguments(launcher)],
+                [sys.executable, "-P", "-m", "launch.cli", *task.arguments(launcher)],  # -P: not from this folder
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

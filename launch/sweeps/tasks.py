@@ -106,8 +106,7 @@ def _check_same(old: Experiment, new: Experiment, run: RunFolder) -> None:
     """Raises SettingError if the results of two runs would differ. The pipeline does not affect them."""
     changes = new.changes_from(old) if old.task == new.task else [f"task {old.task} -> {new.task}"]
     ignored = {"pipeline", "tracking", *(f"train.{name}" for name in IGNORED_SETTINGS)}
-    differ = [line for line in changes if not {line.split()[0], line.partition(".")[0]} & ignored]
-    if differ:
+    if differ := [line for line in changes if not {line.split()[0], line.partition(".")[0]} & ignored]:
         raise SettingError(
             f"{run.path} holds a run with other settings (there -> here: {'; '.join(differ)}); move it away"
         )

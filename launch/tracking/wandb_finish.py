@@ -37,7 +37,7 @@ def publish(run: RunFolder, what: str, log: Log) -> None:
     mode = wandb_mode(read_experiment_file(run.experiment).tracking)
     if Identity.read(run.path) is None or mode == "disabled":
         return
-    command = [sys.executable, "-m", "launch.tracking.wandb_finish", str(run.path), what, mode]
+    command = [sys.executable, "-P", "-m", "launch.tracking.wandb_finish", str(run.path), what, mode]
     try:
         code = run_logged(command, run, LIMIT_S)
         printed = run.wandb_log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]

@@ -85,7 +85,7 @@ def _check_server(runs: int) -> None:
 def _upload(run: RunFolder, part: Path) -> str:
     """Uploads a part; returns why that failed, or nothing."""
     begin = run.wandb_log.stat().st_size if run.wandb_log.exists() else 0
-    command = [sys.executable, "-m", "wandb", "sync", str(part.parent)]
+    command = [sys.executable, "-P", "-m", "wandb", "sync", str(part.parent)]
     code = run_logged(command, run, UPLOAD_S, WANDB_SILENT="false")
     if _mark(part).exists():
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from operator import attrgetter
 from typing import Any
@@ -29,7 +30,7 @@ from launch.worker.run_plan import RunPlan
 from suite.errors import CheckpointError, DataError, SettingError
 from suite.paths import read_json
 from suite.settings import AUTO
-from suite.training.checkpoint import Choice, check_model, current, in_order, list_checkpoints
+from suite.training.checkpoint import Choice, check_model, current, list_checkpoints
 from suite.training.checkpoint.object_store import check_url
 from suite.training.metrics import check_metrics
 from suite.training.profiling import profiled_steps
@@ -39,30 +40,30 @@ from suite.training.update_rule import learning_rate
 def start(name: str, scale: Scale, settings: str, launcher: str, console: Console) -> RunFolder:
     """Starts a new run of an experiment; returns its folder. Raises a SuiteError for what the user can fix."""
     find(name)  # an unknown name fails before Ray starts
-    backend = select_backend(launcher)
-    session = Session(backend, console)
-    given, pipeline_auto = split_pipeline_auto(settings)
-    with log_when_long(f"choosing the scale of {name}", console.print):
-        chosen, scale_note = resolve(name, scale, backend.cluster(), given, pipeline_auto)
-    check_url(chosen.train.checkpoint_dir or "")
-    if scale_note:
-        console.print(scale_note)
-    if not pipeline_auto:  # before any data is prepared
-        backend.check_workers(chosen)
-        with log_when_long(f"checking {name}", console.print) as set_part:
-            check_request(chosen, backend.cluster(), given, set_part)
-    prepared = prepare(chosen, backend, console)
-    if prepared != chosen:
-        chosen = prepared.with_changes_from(find(name))
-    planned = session.plan(chosen, given, pipeline_auto)
-    backend.check_workers(planned.experiment)
-    if pipeline_auto or chosen.pipeline.micro_batches == AUTO:
-        planned = replace(planned, experiment=planned.experiment.with_changes_from(find(name)))
-    if chosen.task == "custom":
-        console.print(f"whether it trains as in plain PyTorch: {command('check', NAME=name)}")
-    run = new_run(chosen.name)
-    session.train(run, planned)
-    return run
+    with closing(select_backend(launcher)) as backend:
+        session = Session(backend, console)
+        given, pipeline_auto = split_pipeline_auto(settings)
+        with log_when_long(f"choosing the scale of {name}", console.print):
+            chosen, scale_note = resolve(name, scale, backend.cluster(), given, pipeline_auto)
+        check_url(chosen.train.checkpoint_dir or "")
+        if scale_note:
+            console.print(scale_note)
+        if not pipeline_auto:  # before any data is prepared
+            backend.check_workers(chosen)
+            with log_when_long(f"checking {name}", console.print) as set_part:
+                check_request(chosen, backend.cluster(), given, set_part)
+        prepared = prepare(chosen, backend, console)
+        if prepared != chosen:
+            chosen = prepared.with_changes_from(find(name))
+        planned = session.plan(chosen, given, pipeline_auto)
+        backend.check_workers(planned.experiment)
+        if pipeline_auto or chosen.pipeline.micro_batches == AUTO:
+            planned = replace(planned, experiment=planned.experiment.with_changes_from(find(name)))
+        if chosen.task == "custom":
+            console.print(f"whether it trains as in plain PyTorch: {command('check', NAME=name)}")
+        run = new_run(chosen.name)
+        session.train(run, planned)
+        return run
 
 
 def run_experiment(chosen: Experiment, make_run: Callable[[], RunFolder], session: Session) -> RunFolder:
@@ -105,19 +106,19 @@ def resume(name: str, settings: str, launcher: str, console: Console, choice: Ch
     if checkpoints:
         _check_profile(before, chosen, checkpoints[0].step)
         old, new = (learning_rate(checkpoints[0].step, of.optimizer) for of in (before, chosen))
-        if new > old:
+        if new != old:
             console.print(f"the learning rate continues at {new:.3g}; by the settings until now it would be {old:.3g}")
         if chosen.task == "custom":  # the settings determine any other model, and the run has them
             check_model(checkpoints[0], layers)
-    backend = select_backend(launcher)
-    session = Session(backend, console)
-    backend.check_workers(chosen)
-    as_planned = _with_planned_schedule(run, before, chosen)
-    prepare_same(run, chosen, console)
-    planned = session.plan(as_planned, settings)
-    kept = {"micro_batches": planned.experiment.pipeline.micro_batches}  # so a later resume takes plan.json's too
-    requested = planned.experiment.with_pipeline(chosen.pipeline.model_copy(update=kept))
-    session.train(run, replace(planned, experiment=requested), resumed=True, checkpoint_step=step)
+    with closing(select_backend(launcher)) as backend:
+        session = Session(backend, console)
+        backend.check_workers(chosen)
+        as_planned = _with_planned_schedule(run, before, chosen)
+        prepare_same(run, chosen, console)
+        planned = session.plan(as_planned, settings)
+        kept = {"micro_batches": planned.experiment.pipeline.micro_batches}  # so a later resume takes plan.json's too
+        requested = planned.experiment.with_pipeline(chosen.pipeline.model_copy(update=kept))
+        session.train(run, replace(planned, experiment=requested), resumed=True, checkpoint_step=step)
 
 
 def _check_unchanged(before: Experiment, chosen: Experiment) -> None:
@@ -174,6 +175,7 @@ def prepare(chosen: Experiment, backend: Backend, console: Console) -> Experimen
     Raises DataError when no data is available, CheckpointError when ``train.init_from`` names an unsuitable run.
     """
     chosen = with_available_precision(chosen, backend.cluster(), console.print)
+    chosen.check_data()
     if not chosen.data_folder(CACHE).exists():
         backend.prepare_processes(DATA_LIBRARIES)  # they import while the data is prepared
     data = chosen.prepare_data(CACHE, console.print)
@@ -182,13 +184,11 @@ def prepare(chosen: Experiment, backend: Backend, console: Console) -> Experimen
         return changed
     source = find_run(chosen.train.init_from)
     before = read_experiment_file(source.experiment)
-    checkpoints = list_checkpoints(checkpoint_location(source, before), console.print)
-    if not checkpoints:
-        raise CheckpointError(f"{source.path} has no valid checkpoint; set train.init_from to a trained run")
+    checkpoint = checkpoints_to_use(source, before, None, console.print)[0]
     if differences := _model_differences(changed, before):
         raise CheckpointError(f"{source.path} has a different model: {differences}; make them equal")
     if changed.task == "custom":
-        check_model(in_order(checkpoints, None, str(source.path))[0], changed.build()[0], but_last=True)
+        check_model(checkpoint, changed.build()[0], but_last=True)
     # workers may have another working directory
     return changed.with_section("train", init_from=str(source.path))
 

@@ -55,7 +55,9 @@ def make_batches(experiment: Experiment, data: Path, source: DataSource, executo
     if processes:
         make = FeedProcesses(experiment, data, coord, range(start, steps), processes)
     fills_bubble = coord.is_first and not coord.has_loss and not processes
-    batches = Prefetcher(make, steps, executor.prefetch_shapes, source.is_thread_safe, not fills_bubble)
+    # inferring shapes runs a user's layers, which may draw from generators that the main thread is using
+    prepare = executor.prefetch_shapes if experiment.task != "custom" else None
+    batches = Prefetcher(make, steps, prepare, source.is_thread_safe, not fills_bubble)
     if fills_bubble:
         executor.on_first_backward = batches.start_next
     return batches

@@ -69,7 +69,8 @@ def _load_initial(experiment: Experiment, stage: Stage, readers: checkpoint.Read
     if loaded is None:
         raise CheckpointError(f"{source} has no valid checkpoint; set train.init_from to a trained run")
     if last in indices and (differences := checkpoint.layer_differences(stage.by_index[last], loaded.layers[last])):
-        log(f"layer {last}, the last one, starts anew, because it is not that of {source}: {', '.join(differences)}")
+        if readers.coord.replica == 0:
+            log(f"layer {last}, the last one, starts anew; it is not that of {source}: {', '.join(differences)}")
         indices.remove(last)
     checkpoint.load_values(loaded, stage, indices)
     return {name: value for name, value in loaded.notes.items() if name == "vocabulary"}

@@ -73,11 +73,8 @@ def train_stage(
     coord, run = plan.coord(rank, experiment.pipeline), attempt.run
     log_to(run.log(coord.replica, coord.stage))
     status = WorkerStatus(MessageTimeout(plan.timeout_s), action_timeout_s=plan.timeout_s)
-    with (
-        HeartbeatWriter(attempt.heartbeats, coord, attempt.number, status, node)
-        if attempt.heartbeats
-        else nullcontext()
-    ):
+    folder = attempt.heartbeats
+    with HeartbeatWriter(folder, coord, attempt.number, status, node) if folder else nullcontext():
         try:
             with status.waiting_for("the other workers to come", MEET_S):
                 join()
@@ -165,7 +162,7 @@ class _Assembly:
             if loaded is not None:
                 checkpoint.load_optimizer(loaded, optimizer)
             source = experiment.data_source(attempt.data, coord)
-            if warning := source.check(notes or vocabulary):
+            if (warning := source.check(notes or vocabulary)) and coord.rank == 0:
                 self.log(warning)
             utilization = self._utilization()
             begin_attempt(attempt, experiment, coord, start, self.log)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
@@ -38,25 +39,29 @@ def cached(folder: Path, build: Callable[[Path], None], log: Log) -> None:
 
     Raises DataError when another process holds the lock too long, and whatever ``build`` raises; then nothing is left.
     """
+    with locked(folder):
+        if folder.exists() and (fault := find_damage(folder)):
+            log(f"the prepared data in {folder} is damaged ({fault}); preparing it again")
+            shutil.rmtree(folder)
+        if not folder.exists():
+            _build(folder, build)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """A context in which no other process fills ``folder``: all users who may write beside it share its lock. Raises
+    DataError when another process holds that too long."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = shared_lock(folder.with_suffix(".lock"))
+    lock = filelock.FileLock(folder.with_suffix(".lock"), mode=folder.parent.stat().st_mode & 0o666 | 0o600)
     try:
-        with lock.acquire(timeout=_LOCK_SECONDS):
-            if folder.exists() and (fault := find_damage(folder)):
-                log(f"the prepared data in {folder} is damaged ({fault}); preparing it again")
-                shutil.rmtree(folder)
-            if not folder.exists():
-                _build(folder, build)
+        acquired = lock.acquire(timeout=_LOCK_SECONDS)
     except filelock.Timeout:
         raise DataError(
             f"another process has been preparing {folder} for more than {_LOCK_SECONDS:.0f} s; "
             "end it or wait for it, and run again"
         ) from None
-
-
-def shared_lock(path: Path, timeout_s: float = -1) -> filelock.BaseFileLock:
-    """Returns the lock ``path``, for all users who may write to its folder. ``timeout_s`` below zero waits for ever."""
-    return filelock.FileLock(path, timeout_s, mode=path.parent.stat().st_mode & 0o666 | 0o600)
+    with acquired:
+        yield
 
 
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
@@ -79,7 +84,9 @@ def digest_of(path: Path) -> str:
 
 def _entries(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the manifest's entry of each file below a folder."""
-    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    # NFS keeps a removed file as .nfs... until no process has it open
+    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".nfs"))
+    files = {path.relative_to(folder).as_posix(): path for path in found}
     files.pop(_MANIFEST, None)
     return {name: {"bytes": path.stat().st_size, "sha256": digest_of(path)} for name, path in sorted(files.items())}
 

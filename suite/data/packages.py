@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from suite.data.cache import digest_of
+from suite.data.cache import digest_of, locked
 from suite.errors import DataError
 from suite.log import Log
 from suite.settings import DocumentSettings, TextSettings
@@ -73,33 +73,34 @@ def fetch_wheels(folder: Path, requirements: Path, what: str, log: Log, options:
     ``what`` names them in messages; ``options`` are further options of pip. Raises UnreachableError when pip cannot
     fetch them in time, DataError when a package has another hash.
     """
-    wanted = set(re.findall(r"sha256:([0-9a-f]{64})", requirements.read_text()))
-    wheels = _present(folder, wanted)
-    if len(wheels) == len(wanted):
+    with locked(folder):
+        wanted = set(re.findall(r"sha256:([0-9a-f]{64})", requirements.read_text()))
+        wheels = _present(folder, wanted)
+        if len(wheels) == len(wanted):
+            return wheels
+        for stray in set(folder.glob("*.whl")) - set(wheels):
+            log(f"{stray} does not match its hash; fetching it again")
+            stray.unlink()
+        log(f"fetching {len(wanted)} {what} into {folder}")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, *options]
+        command += ["-r", str(requirements), "-d", str(folder)]
+        try:
+            pip = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise UnreachableError(f"pip did not fetch the {what} within {_FETCH_SECONDS} s") from None
+        if pip.returncode:
+            if "DO NOT MATCH THE HASHES" in pip.stderr:
+                raise DataError(f"pip got a package whose hash is not in {requirements.name}:\n{pip.stderr.strip()}")
+            lines = [line.strip() for line in pip.stderr.splitlines() if line.strip()]
+            reason = next((line for line in reversed(lines) if line.startswith("ERROR")), (lines or ["no message"])[-1])
+            raise UnreachableError(f"pip could not fetch the {what} ({reason})")
+        wheels = _present(folder, wanted)
+        if len(wheels) != len(wanted):
+            raise DataError(
+                f"{folder} has {len(wheels)} of {len(wanted)} packages with the right hash; delete it and rerun"
+            )
         return wheels
-    for stray in set(folder.glob("*.whl")) - set(wheels):
-        log(f"{stray} does not match its hash; fetching it again")
-        stray.unlink()
-    log(f"fetching {len(wanted)} {what} into {folder}")
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", *_PIP_OPTIONS, *options]
-    command += ["-r", str(requirements), "-d", str(folder)]
-    try:
-        pip = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        raise UnreachableError(f"pip did not fetch the {what} within {_FETCH_SECONDS} s") from None
-    if pip.returncode:
-        if "DO NOT MATCH THE HASHES" in pip.stderr:
-            raise DataError(f"pip got a package whose hash is not in {requirements.name}:\n{pip.stderr.strip()}")
-        lines = [line.strip() for line in pip.stderr.splitlines() if line.strip()]
-        reason = next((line for line in reversed(lines) if line.startswith("ERROR")), (lines or ["no message"])[-1])
-        raise UnreachableError(f"pip could not fetch the {what} ({reason})")
-    wheels = _present(folder, wanted)
-    if len(wheels) != len(wanted):
-        raise DataError(
-            f"{folder} has {len(wheels)} of {len(wanted)} packages with the right hash; delete it and rerun"
-        )
-    return wheels
 
 
 def _present(folder: Path, wanted: set[str]) -> list[Path]:

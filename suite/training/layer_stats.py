@@ -9,8 +9,8 @@
 The output is the first tensor that a layer returns for the first micro-batch of the first replica. Its kurtosis is in
 excess of the normal distribution's: mean((x - mean)^4) / variance^2 - 3. The paper (section 5) finds it positive in its
 deepest models. For the change the layer runs twice more, before and after the update: in evaluation mode, with the same
-buffers, and in fp32, because the rounding of bf16 is larger than most changes. The last layer has only a norm: its full
-logits never exist.
+buffers, and in fp32, because the rounding of bf16 is larger than most changes. A last layer with ``gpipe_score`` has
+only a norm: its full logits never exist.
 """
 
 from __future__ import annotations

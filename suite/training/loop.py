@@ -100,7 +100,6 @@ class Progress:
     step: int = 0
     units: int = 0
     """Tokens, images or rows."""
-    seconds: float = 0.0
     ended_early: bool = False
     """Whether a worker asked for the end."""
 
@@ -124,13 +123,14 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
         ask = Ask(int(max(numbers[ASK] for numbers in result.of_workers)))
         if worker.profiler is not None:
             worker.profiler.end(step, worker.executor)
-        progress.step, progress.seconds = step + 1, progress.seconds + seconds
+        progress.step = step + 1
         nonfinite_steps = 0 if result.applied else nonfinite_steps + 1
         origin = "" if result.applied else _find_nonfinite(worker, batch, step, result)
         if batch is not None:
             progress.units += int(batch.units)
             if worker.trackers:
-                _record(worker, progress, batch, result, seconds, bubble)
+                with worker.executor.status.allow(MIN_MESSAGE_TIMEOUT_S):  # as long as others wait for a message
+                    _record(worker, progress, batch, result, seconds, bubble)
         worker.saver.on_step_end(progress.step, result.applied)
         if nonfinite_steps > settings.max_nonfinite_steps:
             with _saving(worker, step):
@@ -140,11 +140,12 @@ def train(worker: TrainingSetup, settings: LoopSettings, progress: Progress) -> 
                 f"stopped at step {step + 1} without an update; {origin}. Lower optimizer.learning_rate and resume"
             )
         improved = _validate(worker, progress.step)
-        if improved or ask or progress.step % settings.checkpoint_every == 0:
+        progress.ended_early = ask == Ask.END
+        is_left = worker.saves_last and (progress.ended_early or progress.step == settings.steps)  # to ``finish``
+        if not is_left and (improved or ask or progress.step % settings.checkpoint_every == 0):
             with _saving(worker, step):
                 worker.saver.save(progress.step, progress.units, improved)
-        if ask == Ask.END:
-            progress.ended_early = True
+        if progress.ended_early:
             break
     if worker.profiler is not None:
         worker.profiler.end(None, worker.executor)
@@ -178,7 +179,7 @@ def _train_step(worker: TrainingSetup, step: int) -> tuple[ReplicaBatch | None, 
             worker.layer_stats.write(step, result.layer_norms)
     bubble = None
     if worker.pace is not None and recorder is not None:
-        worker.pace.note(step, recorder, float(batch.units) if batch is not None else 0.0)
+        worker.pace.note(step, recorder, batch.share if batch is not None else 0.0)
     if worker.trace is not None and traced is not None:
         worker.trace.write(step, traced)
         with status.waiting_for("the other workers' traces"):
@@ -195,8 +196,9 @@ def _validate(worker: TrainingSetup, step: int) -> bool:
     if validation is None or not validation.is_due(step):
         return False
     metrics, improved = validation.validate(step)
-    for tracker in worker.trackers:
-        tracker.log(step, metrics)
+    with worker.executor.status.allow(MIN_MESSAGE_TIMEOUT_S):
+        for tracker in worker.trackers:
+            tracker.log(step, metrics)
     if worker.trackers and (reason := validation.stopped_early(step)):
         worker.log(reason)
     return improved

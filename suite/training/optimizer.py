@@ -46,8 +46,7 @@ class ReplicatedState:
     ) -> None:
         """``parameters`` are the trainable ones of ``module``, with the ``factors`` of their learning rate and weight
         decay. Without any there is no DeepSpeed engine."""
-        self._parameters = parameters
-        self._settings = settings
+        self._parameters, self._settings = parameters, settings
         self._step_on_device = settings.name == "adamw"  # the fused kernel needs it there, Adafactor on the host
         if parameters:
             self._inner = make_optimizer(param_groups(parameters, factors, settings), settings)
@@ -118,12 +117,8 @@ class ShardedState(ReplicatedState):
 
     def shards(self) -> Shards:
         optimizer, places = self._engine.optimizer, {}
-        for parameters, offsets, size in zip(
-            optimizer.round_robin_bit16_groups,
-            optimizer.round_robin_bit16_offsets,
-            optimizer.partition_size,
-            strict=True,
-        ):
+        groups, offsets_of_groups = optimizer.round_robin_bit16_groups, optimizer.round_robin_bit16_offsets
+        for parameters, offsets, size in zip(groups, offsets_of_groups, optimizer.partition_size, strict=True):
             places.update({id(p): (offset, size) for p, offset in zip(parameters, offsets, strict=True)})
         return Shards(places)
 

@@ -1,8 +1,8 @@
 """Finds workers that are persistently slower than their peers, such as one whose GPU is hot.
 
 Every LOOK_EVERY_STEPS steps each worker adds up the seconds in which its device computes, and sends them with the norms
-of the next step. A worker's peers are the same stage of the other replicas, whose seconds count by unit of their share
-of the mini-batch; without replicas the other stages, each measured against its plan.
+of the next step. A worker's peers are the same stage of the other replicas, whose seconds count by the size of their
+share of the mini-batch; without replicas the other stages, each measured against its plan.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ Beside it our own timeline (``trace``) has the actions of all workers in one pic
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ class StepProfiler:
         executor.status.begin("profile", step)
         with executor.status.allow(EXPORT_TIMEOUT_S):
             self._profile.stop()
-            self._path.parent.mkdir(exist_ok=True)
-            self._profile.export_chrome_trace(str(self._path))
+            try:
+                self._path.parent.mkdir(exist_ok=True)
+                self._profile.export_chrome_trace(str(self._path))
+            except OSError as error:  # such as a full disk, which must not end the training
+                print(f"the profile {self._path} could not be written: {error}", file=sys.stderr)
         self._profile = None

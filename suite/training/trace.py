@@ -40,15 +40,8 @@ class TraceWriter:
         if coord.rank == 0:
             remove_stale(folder, coord.replicas, coord.stages)
         self._file = reopen(folder / f"{coord.replica}-{coord.stage}.jsonl", start - 1)
-        self._file.write(
-            {
-                "replica": coord.replica,
-                "stage": coord.stage,
-                "stages": coord.stages,
-                "run": run,
-                "clock": clock_offset(),
-            }
-        )
+        worker = {"replica": coord.replica, "stage": coord.stage, "stages": coord.stages}
+        self._file.write({**worker, "run": run, "clock": clock_offset()})
         self._recorder, self._device = Recorder(device), device
         self._traced = None if every_step else range(start + FIRST, start + FIRST + COUNT)
 

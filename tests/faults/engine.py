@@ -184,16 +184,8 @@ def parameter_skipped(layer, name):
 def replica_lost(layer, i):
     """Replica 1 hands over its gradients before those of a micro-batch are in them."""
 
-    def reduce(patches):
-        def backward(original, own, micro_batch, gradients):
-            before = {key: None if p.grad is None else p.grad.clone() for key, p in own.named_parameters().items()}
-            found = original(own, micro_batch, gradients)
-            if own.micro_batch == i:
-                for (index, _), parameter in own.named_parameters().items():
-                    if index == layer:
-                        parameter.grad = before[index, _]
-            return found
+    def behind(own, index, before):
+        for key, parameter in own.named_parameters().items():
+            parameter.grad = before[key] if (key[0], index) == (layer, i) else parameter.grad
 
-        patches.wrap(stage.Stage, "backward", backward)
-
-    return reduce
+    return around_backward(layer, behind)

@@ -26,10 +26,11 @@ from models.transformer import layers as transformer_layers
 from suite import TrainSpec
 from suite.data.images import rows as image_rows
 from suite.device import generator_of
-from suite.pipeline.model.microbatch import ReplicaBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch
 from tests.lane.cases import OTHER_PEOPLES
 from tests.lane.standin import DEVICE
 from tests.lane.train import Work
+from tests.split import split
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 ROOT = Path(__file__).parents[2]

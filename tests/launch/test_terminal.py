@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 from rich.table import Table
@@ -65,3 +67,12 @@ def test_an_address_that_runs_code_is_no_link(address):
     page = Page("t", [Section("s", links=[("good", "logs/a.log"), ("web", "https://h/x"), ("bad", address)])]).html()
     assert page.count("href=") == 2
     assert "<li>bad</li>" in page
+
+
+def test_what_the_encoding_of_the_output_lacks_is_escaped():
+    """As with a locale of Latin-1, or PYTHONIOENCODING."""
+    code = "from launch import entry; entry.prepare(); print('1 \u00b1 2')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "1 \\xb1 2\n"), done.stderr

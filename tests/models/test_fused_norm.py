@@ -12,8 +12,9 @@ from models.loss import TranslationLoss
 from models.shape import TransformerShape
 from models.transformer import layers
 from suite.device import fused_by
-from suite.pipeline.model.microbatch import ReplicaBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.schedule.config import ScheduleConfig
+from tests.split import split
 from tests.suite.pipeline.build import alone, differences
 
 
@@ -77,13 +78,12 @@ def test_gradients_of_a_model_with_fused_norms_are_those_of_the_plain_one(schedu
         model = [layer.double() for layer in layers(shape)]
     ids = torch.randint(4, 50, (4, 6))
     batch = ReplicaBatch(split([ids, ids], 2), split([ids], 2), float(ids.numel()), 0)
-    executor = alone(model, TranslationLoss(0.1), ScheduleConfig(schedule, (1,)))
+    fused, plain = (alone(model, TranslationLoss(0.1), ScheduleConfig(schedule, (1,))) for _ in range(2))
     with fused_by(as_one_kernel):
-        executor.train(batch, 0)
-    plain = alone(model, TranslationLoss(0.1), ScheduleConfig(schedule, (1,)))
+        fused.train(batch, 0)
     plain.train(batch, 0)
     expected = {key: parameter.grad for key, parameter in plain.stage.named_parameters().items()}
-    assert max(differences(executor.stage.named_parameters(), expected).values()) < 1e-12
+    assert max(differences(fused.stage.named_parameters(), expected).values()) < 1e-12
 
 
 def test_shapes_are_inferred_as_without_kernels() -> None:

@@ -8,32 +8,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from models.transformer import TransformerShape, layers
+from models import language_model, transformer
+from models.transformer import TransformerShape
 from suite.decoding.decode import Decoder
 from suite.decoding.forced import ForcedDecoding
 from suite.decoding.kv_cache import BeamUpdate, CachedLayers, first_cached_layer
 from suite.errors import SettingError
-from suite.pipeline.model.layers import as_tuple
 from suite.pipeline.model.topology import RankCoord
+from tests.models.test_transformer import run
 
 CPU = torch.device("cpu")
 
 
-def made(seed, depth=2, dtype=torch.float32, dropout=0.3):
+NUMBERS = {"width": 16, "feed_forward": 24, "heads": 2, "vocabulary": 40, "dropout": 0.3}
+TRANSLATION = TransformerShape(2, head_width=8, **NUMBERS)
+TEXT = language_model.LanguageModelShape(3, context_length=8, **NUMBERS)
+
+
+def made(seed, shape=TRANSLATION):
     torch.manual_seed(seed)
-    shape = TransformerShape(depth, width=16, feed_forward=24, heads=2, vocabulary=40, head_width=8, dropout=dropout)
-    model = [layer.to(dtype) for layer in layers(shape)]
+    model = (language_model if shape is TEXT else transformer).layers(shape)
     for layer in model:
         for parameter in layer.parameters():  # or biases and norms would be as they begin, and untested
             torch.nn.init.normal_(parameter, std=0.3)
     return model
 
 
-def whole(model, source, target):
-    values = (source, target)
-    for layer in model:
-        values = as_tuple(layer.eval()(*values))
-    return values[0]
+def whole(model, *inputs):
+    return run([layer.eval() for layer in model], *inputs)
 
 
 def padded(draw, rows, width):
@@ -44,26 +46,29 @@ def padded(draw, rows, width):
 
 
 def test_all_layers_from_the_target_on_extend():
-    model = made(0, depth=3)
-    assert first_cached_layer(model) == 4
-    assert [hasattr(layer, "decode_step") for layer in model] == [False] * 4 + [True] * 5
+    model = made(0)
+    assert first_cached_layer(model) == 3
+    assert [hasattr(layer, "decode_step") for layer in model] == [False] * 3 + [True] * 4
+    assert first_cached_layer(made(0, TEXT)) == 0
     with pytest.raises(SettingError, match="Linear cannot generate text"):
         first_cached_layer([*model, torch.nn.Linear(1, 1)])
 
 
+@pytest.mark.parametrize("shape", [TRANSLATION, TEXT], ids=["translation", "language model"])
 @settings(max_examples=12)
 @given(st.data())
-def test_each_position_is_that_of_the_whole_forward(data):
+def test_each_position_is_that_of_the_whole_forward(shape, data):
     rows, width, first, more = (data.draw(st.integers(1, most)) for most in (4, 6, 4, 4))
-    model, source = made(data.draw(st.integers(0, 99))), padded(data.draw, rows, width)
+    model = [layer.double() for layer in made(data.draw(st.integers(0, 99)), shape)]
+    source = [padded(data.draw, rows, width)] if shape is TRANSLATION else []
     target = torch.randint(4, 40, (rows, first + more))
-    expected = whole(model, source, target)
+    expected = whole(model, *source, target)
     part = CachedLayers(model, 0, first_cached_layer(model), CPU, mixed=False)
-    (logits,), caches = part.prefill((source, target[:, :first]))
-    torch.testing.assert_close(logits, expected[:, first - 1], rtol=0, atol=2e-5)
+    (logits,), caches = part.prefill((*source, target[:, :first]))
+    torch.testing.assert_close(logits, expected[:, first - 1])
     for at in range(first, first + more):
         (logits,) = part.decode_step(caches, (target[:, at : at + 1],))
-        torch.testing.assert_close(logits, expected[:, at], rtol=0, atol=2e-5)
+        torch.testing.assert_close(logits, expected[:, at])
 
 
 @settings(max_examples=12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,23 +12,18 @@ from torch import Tensor, nn
 
 from models.language_model import LanguageModelShape, layers
 from models.loss import TranslationLoss
-from suite.decoding.kv_cache import CachedLayers, first_cached_layer
+from models.shape import TransformerShape
 from suite.pipeline.model.layers import count_parameters, materialize, structure_key, ties_of
+from tests.models.test_transformer import TINY as TRANSLATION
+from tests.models.test_transformer import assert_every_parameter_learns, run, tiny
 
 TINY = LanguageModelShape(blocks_per_stack=3, width=16, feed_forward=24, heads=2, vocabulary=40, context_length=7)
 CPU = torch.device("cpu")
 
 
-def run(model: list[nn.Module], ids: Tensor) -> Tensor:
-    x = ids
-    for layer in model:
-        x = layer(x)
-    return x
-
-
-def make(shape: LanguageModelShape = TINY, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[nn.Module]:
-    torch.manual_seed(seed)
-    return [layer.to(dtype) for layer in layers(shape)]
+def make(shape: LanguageModelShape = TINY) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [layer.double() for layer in layers(shape)]
 
 
 def text(rows: int, shape: LanguageModelShape = TINY) -> tuple[Tensor, Tensor]:
@@ -36,14 +32,6 @@ def text(rows: int, shape: LanguageModelShape = TINY) -> tuple[Tensor, Tensor]:
         1, shape.vocabulary, (rows, shape.context_length + 1), generator=torch.Generator().manual_seed(1)
     )
     return ids[:, :-1], ids[:, 1:]
-
-
-def assert_every_parameter_learns(model: list[nn.Module]) -> None:
-    for index, layer in enumerate(model):
-        for name, parameter in layer.named_parameters():
-            assert parameter.grad is not None, (index, name)
-            assert parameter.grad.isfinite().all(), (index, name)
-            assert parameter.grad.abs().max() > 0, (index, name)
 
 
 # Table 1 of the paper prints 282.2M, 5.3B and 83.9B. By hand, d = 2048 and V = 32000: a layer has
@@ -78,7 +66,7 @@ def test_a_token_sees_itself_and_those_before_it_alone(place: int) -> None:
 
 
 def test_a_block_is_torchs_own_pre_norm_layer() -> None:
-    block = make(dtype=torch.float64)[1]
+    block = make()[1]
     own = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, norm_first=True, batch_first=True, dtype=torch.float64)
     names = {
         "attention_norm": "norm1", "attention.outward": "self_attn.out_proj", "feed_norm": "norm2",
@@ -133,8 +121,9 @@ def test_the_list_is_made_from_layers_without_memory_and_one_seed_is_one_model()
     assert_every_parameter_learns(made)
 
 
-def test_reset_fills_every_parameter_and_depends_on_the_seed_alone() -> None:
-    first, second = make(seed=3), make(seed=4)
+@pytest.mark.parametrize("make", [make, tiny], ids=["language model", "translation"])
+def test_reset_fills_every_parameter_and_depends_on_the_seed_alone(make: Callable[[], list[nn.Module]]) -> None:
+    first, second = make(), make()
     with torch.no_grad():
         for parameter in (parameter for layer in second for parameter in layer.parameters()):
             parameter.fill_(math.nan)
@@ -161,30 +150,20 @@ def test_any_depth_starts_near_the_uniform_distribution(count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("shape", "field", "value", "message"),
     [
-        ("context_length", 0, "context_length\n  Input should be greater than or equal to 1 "),
-        ("width", 15, "width\n  Input should be a multiple of 2 "),
-        ("blocks_per_stack", 1_000_001, "blocks_per_stack\n  Input should be less than or equal to 1000000 "),
-        ("dropout", 1.0, "dropout\n  Input should be less than 1 "),
-        ("heads", 3, "heads must divide the width, 16, evenly, which 3 does not"),
+        (TINY, "context_length", 0, "context_length\n  Input should be greater than or equal to 1 "),
+        (TINY, "width", 15, "width\n  Input should be a multiple of 2 "),
+        (TINY, "blocks_per_stack", 0, "blocks_per_stack\n  Input should be greater than or equal to 1 "),
+        (TINY, "blocks_per_stack", 1_000_001, "blocks_per_stack\n  Input should be less than or equal to 1000000 "),
+        (TINY, "dropout", 1.0, "dropout\n  Input should be less than 1 "),
+        (TINY, "heads", 3, "heads must divide the width, 16, evenly, which 3 does not"),
+        (TRANSLATION, "logit_clip", 0.0, "logit_clip\n  Input should be greater than 0 "),
+        (TRANSLATION, "label_smoothing", -0.1, "label_smoothing\n  Input should be greater than or equal to 0 "),
     ],
 )
-def test_impossible_shapes_are_refused_by_name(field: str, value: float, message: str) -> None:
+def test_impossible_shapes_are_refused_by_name(
+    shape: LanguageModelShape | TransformerShape, field: str, value: float, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        replace(TINY, **{field: value})
-
-
-def test_logits_decoded_with_the_cache_are_those_of_the_whole_forward() -> None:
-    model, (ids, _) = make(), text(3)
-    for layer in model:
-        for parameter in layer.parameters():  # or biases would be zero, and untested
-            nn.init.normal_(parameter, std=0.3)
-    whole = run(model, ids)
-    assert first_cached_layer(model) == 0
-    part = CachedLayers(model, first=0, entry=0, device=CPU, mixed=False)
-    (logits,), caches = part.prefill((ids[:, :3],))
-    torch.testing.assert_close(logits, whole[:, 2])
-    for at in range(3, ids.shape[1]):
-        (logits,) = part.decode_step(caches, (ids[:, at : at + 1],))
-        torch.testing.assert_close(logits, whole[:, at])
+        replace(shape, **{field: value})

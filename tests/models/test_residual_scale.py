@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from experiments.registry import find
 from models import language_model, transformer
@@ -17,9 +17,9 @@ from models.language_model import LanguageModelShape
 from models.loss import TranslationLoss
 from models.shape import TransformerShape
 from suite.errors import SettingError
-from suite.pipeline.model.layers import as_tuple
 from suite.settings import OptimizerSettings
 from suite.training.update_rule import make_optimizer, param_groups
+from tests.models.test_transformer import run
 
 BLOCKS = (SelfAttention, CrossAttention, FeedForward)
 SHAPES = {
@@ -102,13 +102,8 @@ def train(model: nn.Sequential, settings: OptimizerSettings, factors) -> None:  
     generator = torch.Generator().manual_seed(5)
     for _ in range(4):
         ids = torch.randint(4, 40, (3, 7), generator=generator)
-        values: tuple[Tensor, ...] = (ids[:, :-1],)
-        if len(model) == 2 * 3 + 3:
-            source = torch.randint(4, 40, (3, 5), generator=generator)
-            values = (source, ids[:, :-1])
-        for layer in model:
-            values = as_tuple(layer(*values))
-        objective, _ = TranslationLoss(0.0)(values[0], ids[:, 1:])
+        source = [torch.randint(4, 40, (3, 5), generator=generator)] if len(model) == 2 * 3 + 3 else []
+        objective, _ = TranslationLoss(0.0)(run(model, *source, ids[:, :-1]), ids[:, 1:])
         optimizer.zero_grad()
         (objective / 18).backward()
         for group in optimizer.param_groups:

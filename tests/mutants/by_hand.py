@@ -166,8 +166,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "The best weights so far are not kept unless a checkpoint is due in the same step.",
         "suite/training/loop.py",
-        "if improved or ask or",
-        "if ask or",
+        "(improved or ask or",
+        "(ask or",
     ),
     # -----------------------------------------------------------------------------------------------------------------
     # checkpoints
@@ -224,8 +224,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "Two runs that start at once prepare the same data, and each removes the other's half-written files.",
         "suite/data/cache.py",
-        "            if not folder.exists():\n                _build(folder, build)",
         "        if not folder.exists():\n            _build(folder, build)",
+        "    if not folder.exists():\n        _build(folder, build)",
     ),
     Fault(
         "A misspelled setting in a file or in Python is ignored.",

@@ -15,8 +15,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from tests.launch.command_line import ROOT
 from tests.record.compare import differences, information
-from tests.record.gpipe import ENVIRONMENT, ROOT
+from tests.record.gpipe import ENVIRONMENT
 from tests.record.job import Job
 
 AT_ONCE = 2

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import chdir, redirect_stderr, redirect_stdout
-from io import StringIO
+from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.launch.command_line import ROOT, call
+from tests.slow.running import Running
 
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
@@ -23,49 +24,31 @@ ENVIRONMENT = {
 """The environment of all commands."""
 
 
-def command(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Runs a command in this process; returns its exit code, what it printed, and its errors."""
-    from launch import cli
-
-    out, errors, before = StringIO(), StringIO(), sys.argv
-    sys.argv = ["gpipe", *arguments]
-    try:
-        with chdir(folder), redirect_stdout(out), redirect_stderr(errors):
-            cli.main()
-    except SystemExit as end:
-        return int(end.code or 0), out.getvalue(), errors.getvalue()
-    finally:
-        sys.argv = before
-    raise AssertionError("a command exits")
-
-
 def printed(folder: Path, *arguments: str) -> list[str]:
     """Returns the lines that a command prints, without the folder's path; those of its errors if it fails."""
-    code, out, errors = command(folder, *arguments)
+    code, out, errors = call(*arguments, folder=folder)
     text = out if code == 0 else f"exit code {code}\n{errors}"
     return text.replace(str(folder), "FOLDER").splitlines()
 
 
-def start(folder: Path, *arguments: str, prefix: Sequence[str] = (), **variables: str) -> subprocess.Popen[str]:
-    """Starts a command in a process group of its own; ``prefix`` are modules of Python that start it."""
-    log = (folder / "command.log").open("a")
-    return subprocess.Popen(
-        [sys.executable, *prefix, "-m", "launch.cli", *arguments],
-        cwd=folder,
-        env=os.environ | ENVIRONMENT | variables,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def start(folder: Path, *arguments: str, prefix: Sequence[str] = (), **variables: str) -> Running:
+    """Starts a command in a process of its own; ``prefix`` are modules of Python that start it."""
+    program = [sys.executable, *prefix, "-m", "launch.cli", *arguments]
+    return Running(folder, program, **(ENVIRONMENT | variables))
 
 
-def finish(process: subprocess.Popen[str], folder: Path, timeout_s: float = 600) -> None:
-    """Waits for a command. Raises RuntimeError with the end of what it printed if it fails."""
+def finish(running: Running, timeout_s: float = 600) -> None:
+    """Waits for a command. Raises an error with the end of what it printed if it fails."""
     try:
-        code = process.wait(timeout_s)
+        code = running.process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        code = process.wait()
+        code = kill(running)
     if code:
-        raise RuntimeError(f"exit code {code}: {' '.join((folder / 'command.log').read_text().split())[-600:]}")
+        raise RuntimeError(f"exit code {code}: {' '.join(running.printed.split())[-600:]}")
+
+
+def kill(running: Running) -> int:
+    """Kills a command with its processes; returns its exit code."""
+    with suppress(ProcessLookupError):
+        os.killpg(running.process.pid, signal.SIGKILL)
+    return running.process.wait()

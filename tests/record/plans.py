@@ -11,8 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tests.launch.command_line import ROOT, call
 from tests.record.costs import Costs, feed, two_cores
-from tests.record.gpipe import ROOT, command
 from tests.record.job import Job
 
 SMALL = ("vision", "half", "skip", "tied")
@@ -105,7 +105,7 @@ def plan(model: str, cluster: str, request: str, saved: dict[str, Any]) -> dict[
     arguments = ("plan", name, "--set", settings(model, cluster, request), *ARGUMENTS[request][1:], *where)
     begin = time.process_time()
     with tempfile.TemporaryDirectory() as folder:  # without prepared data
-        code, out, errors = command(Path(folder), *arguments, "--format", "json")
+        code, out, errors = call(*arguments, "--format", "json", folder=folder)
     seconds = time.process_time() - begin
     if code:
         refusal = errors[errors.index("error: ") :].replace(str(ROOT), "ROOT").splitlines()  # after lines of progress

@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.record.gpipe import ENVIRONMENT, ROOT, command, finish, start
+from tests.launch.command_line import ROOT, call, losses, only_run
+from tests.record.gpipe import ENVIRONMENT, finish, kill, start
 from tests.record.job import Job
 from tests.record.outcome import digest_of_text, outcome, tensor_digests
 
@@ -127,32 +126,21 @@ def train(run: Run, folder: Path) -> Path:
     scale = ("--scale", run.scale) if ".py:" not in run.experiment else ()
     arguments = ("experiment", run.experiment, *scale, "--set", run.settings, "--launcher", run.launcher)
     if run.launcher == "local" and not run.broken:
-        code, _, errors = command(folder, *arguments)  # its forkserver serves the next run, too
+        code, _, errors = call(*arguments, folder=folder)  # its forkserver serves the next run, too
         if code:
             raise RuntimeError(f"exit code {code}: {errors}")
     else:
         process = start(folder, *arguments, prefix=prefix, **variables)
         if run.broken == "resumed":
-            kill_after_step(process, folder, 7)
-            (made,) = folder.glob("runs/*/*/")
-            process = start(folder, "resume", made.name, "--launcher", run.launcher)
-        finish(process, folder)
-    (made,) = folder.glob("runs/*/*/")
-    return made
-
-
-def kill_after_step(process: subprocess.Popen[str], folder: Path, step: int, timeout_s: float = 300) -> None:
-    """Kills a command and its processes when its run has done a step. Raises RuntimeError if it ends before."""
-    deadline = time.monotonic() + timeout_s
-    while not any(
-        text.count('"train/loss"') >= step for text in map(Path.read_text, folder.glob("runs/*/*/metrics.jsonl"))
-    ):
-        if process.poll() is not None or time.monotonic() > deadline:
-            finish(process, folder, 0)
-            raise RuntimeError(f"the run ended before it could be killed at step {step}")
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            try:
+                process.until(
+                    lambda: any(len(losses(file.parent)) > 6 for file in folder.glob("runs/*/*/metrics.jsonl")), 300
+                )
+            finally:
+                kill(process)
+            process = start(folder, "resume", only_run(folder).name, "--launcher", run.launcher)
+        finish(process)
+    return only_run(folder)
 
 
 EXAMPLES = ("digits.py:digits", "vision_transformer.py:fashion", "language_model.py:text", "finetune_llama.py:llama")
@@ -181,7 +169,7 @@ def example(name: str, stages: int, folder: Path, cache: Path) -> dict[str, Any]
     run = train(Run(f"examples/{name}", settings), folder)
     result = outcome(run)
     if is_llama:
-        finish(start(folder, "export", run.name), folder)
+        finish(start(folder, "export", run.name))
         files = sorted((run / "export").glob("*.safetensors"))
         tensors = sorted(item for file in files for item in tensor_digests(file).items())
         result["export"] = digest_of_text(json.dumps(tensors))

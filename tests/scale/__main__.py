@@ -17,13 +17,14 @@ import numpy as np
 from experiments.base.cluster import NETWORK
 from experiments.registry import find
 from launch.supervision.watchdog import PERIOD_S, StallDetector
+from launch.worker import heartbeat
 from launch.worker.attempt import Attempt
 from launch.worker.heartbeat import Heartbeat, parse_heartbeat
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.devices import Machine
 from suite.pipeline.runtime.gradient_reducer import ACCELERATOR_BUCKET_BYTES, Shards, _buckets
 from tests.scale.joining import joined
-from tests.scale.starts import Machines, Start, simulate
+from tests.scale.starts import Machines, simulate
 
 PAGE = Path(__file__).parents[2] / "docs/results/scale.md"
 COUNTED = ((2, 1), (4, 1), (8, 1), (2, 2), (2, 4), (2, 8), (4, 4))
@@ -56,7 +57,7 @@ def driver() -> Iterator[str]:
         workers = stages * replicas
         coords = [RankCoord(rank, stages, replicas) for rank in range(workers)]
         beat = Heartbeat(0, 0, 1, 1, "host-1", "n" * 56, 1, 1, "F2", 17, 0, 17, None, "", 0.1, 8.0, 8.0)
-        data = _json(beat)
+        data = heartbeat._HEARTBEAT.dump_json(beat).ljust(heartbeat._SIZE)
         detector = StallDetector(coords)
         tracemalloc.start()
         beats = {coord.rank: parse_heartbeat(data, 1) for coord in coords}
@@ -65,7 +66,7 @@ def driver() -> Iterator[str]:
         begin = time.process_time()
         for _ in range(20):
             beats = {coord.rank: parse_heartbeat(data, 1) for coord in coords}
-            detector.update({rank: heartbeat for rank, heartbeat in beats.items() if heartbeat}, PERIOD_S)
+            detector.update({rank: found for rank, found in beats.items() if found}, PERIOD_S)
         share = (time.process_time() - begin) / 20 / PERIOD_S
         yield f"| {workers:,} | {workers:,} | {100 * share:.1f} | {used:.1f} |"
 
@@ -91,12 +92,6 @@ def reductions() -> Iterator[str]:
         yield f"| {replicas} | {planned} | {len(buckets)} | {slices} | {row} |"
 
 
-def _json(beat: Heartbeat) -> bytes:
-    from launch.worker import heartbeat
-
-    return heartbeat._HEARTBEAT.dump_json(beat).ljust(heartbeat._SIZE)
-
-
 def import_s() -> list[float]:
     """Returns the seconds in which fresh processes import what a worker needs."""
     found = []
@@ -118,18 +113,12 @@ def starts(imports: list[float]) -> Iterator[str]:
         workers, machines = stages * replicas, Machines(imports)
         now, before = ([simulate(workers, machines, seed, old) for seed in range(SEEDS)] for old in (False, True))
         assert not any(start.verdict for start in now), "a healthy start was called a stall"
-        first, again, was = (
-            [_seconds(each, name) for each in of]
-            for of, name in ((now, "first_step_s"), (now, "again_s"), (before, "again_s"))
-        )
+        first, again = [start.first_step_s for start in now], [start.again_s for start in now]
+        was = [start.again_s for start in before]
         yield (
             f"| {workers:,} | {statistics.median(first):.0f}, {max(first):.0f} | {statistics.median(again):.0f}, "
             f"{max(again):.0f} | {now[0].started_again} | {statistics.median(was):.0f} | {before[0].started_again:,} |"
         )
-
-
-def _seconds(start: Start, name: str) -> float:
-    return float(getattr(start, name))
 
 
 def main() -> None:

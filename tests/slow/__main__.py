@@ -30,7 +30,7 @@ DEADLINE_S = 5400.0  # of one file; each test has its own of half an hour
 
 def main() -> int:
     """Returns 1 if a file failed."""
-    commit = _git("describe", "--always", "--dirty")
+    commit = described()
     files = [MARKED, *sorted(HERE.glob("*/test_*.py"))]  # the first takes long
     alone = deque(path for path in files if path.stem in MEASUREMENTS)
     side_by_side = [path for path in files if path not in alone]
@@ -101,8 +101,10 @@ def _name(path: Path) -> str:
     return "marked as slow in tests/" if path == MARKED else path.relative_to(HERE).as_posix()
 
 
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+def described() -> str:
+    """Returns the name of the commit that is checked out."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

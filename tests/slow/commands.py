@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.launch.command_line import ROOT, command
-from tests.slow.jobs_head import Head
+from tests.slow.__main__ import described
+from tests.slow.jobs_head import running_head
 
 SMALL = (
     "text.corpus=django text.vocabulary=600 text.max_length=24 model.blocks_per_stack=2 model.width=16 model.heads=2 "
@@ -69,9 +70,7 @@ EXAMPLES = [
 def outcomes(folder: Path) -> Iterator[tuple[Example, float, int, str]]:
     """Runs the examples in a folder; yields each with its seconds, its exit code and what it printed."""
     (folder / "digits.py").write_text((ROOT / "examples/digits.py").read_text())
-    head = Head(folder)
-    try:
-        head.wait()
+    with running_head(folder) as head:
         for example in EXAMPLES:
             values = {"ADDRESS": head.address, "storage": str(head.storage)}
             for name, experiment in (("RUN", "t12_400m"), ("LM", "transformer_13")):
@@ -83,8 +82,6 @@ def outcomes(folder: Path) -> Iterator[tuple[Example, float, int, str]]:
                 env=head.variables(WANDB_API_KEY=None), capture_output=True, text=True, timeout=600, check=False,
             )  # fmt: skip
             yield example, time.monotonic() - began, done.returncode, done.stdout + done.stderr
-    finally:
-        head.end()
 
 
 def main() -> int:
@@ -100,13 +97,10 @@ def main() -> int:
             print(rows[-1], "" if is_right else f"WRONG\n{printed}", flush=True)
     if not all_right:
         return 1
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     lines = [
         "# Every command, with an example: `python -m tests.slow.commands`",
         "",
-        f"Measured, two cores, commit `{commit.stdout.strip()}`, {datetime.now(UTC):%Y-%m-%d}. Settings of small runs"
+        f"Measured, two cores, commit `{described()}`, {datetime.now(UTC):%Y-%m-%d}. Settings of small runs"
         " are left out; they are in",
         "`tests/slow/commands.py`.",
         "",

@@ -10,15 +10,15 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from tests.launch.command_line import ROOT
+from tests.slow.jobs_head import PATIENT, free_ports
+from tests.slow.running import Running
 
 
 def missing():
@@ -51,8 +51,8 @@ def during(do, undo):
 class Host:
     """One host: its Ray node, and ways to break it."""
 
-    def __init__(self, name, address, process):
-        self.name, self.address, self.process = name, address, process
+    def __init__(self, name, address, node):
+        self.name, self.address, self.node, self.process = name, address, node, node.process
 
     def processes(self):
         return [int(pid) for pid in run("ip", "netns", "pids", self.name).split()]
@@ -96,12 +96,13 @@ class Hosts:
         self.storage = folder / "storage"
         """A folder that all of them see, with room."""
         self._folder = folder
-        self._head = None
+        self.head = None
         self.hosts = []
         self.extra = folder / "extra"
         """On the Python path of the last host alone."""
         self.extra.mkdir()
-        self.address = f"{self._net}.1:{_free()}"
+        self._port, self._dashboard, self._client = free_ports(3)
+        self.address = f"{self._net}.1:{self._port}"
 
     def begin(self):
         for place in (self.storage, self._temporary):
@@ -110,13 +111,12 @@ class Hosts:
         run("ip", "link", "add", self._name, "type", "bridge")
         run("ip", "addr", "add", f"{self._net}.1/24", "dev", self._name)
         run("ip", "link", "set", self._name, "up")
-        self._head = self._ray(
-            [], "--head", f"--node-ip-address={self._net}.1", f"--port={self.address.rpartition(':')[2]}",
-            "--include-dashboard=false", f"--dashboard-port={_free()}", f"--ray-client-server-port={_free()}",
+        self.head = self._ray(
+            [], "--head", f"--node-ip-address={self._net}.1", f"--port={self._port}", "--include-dashboard=false",
+            f"--dashboard-port={self._dashboard}", f"--ray-client-server-port={self._client}",
             f"--temp-dir={self._temporary}",
         )  # fmt: skip
-        host, _, port = self.address.rpartition(":")
-        self.until(lambda: _answers(host, int(port)))
+        self.head.until(lambda: "Ray runtime started" in self.head.printed, 120)
         for number in (2, 3):
             self.hosts.append(self._host(number))
 
@@ -133,7 +133,7 @@ class Hosts:
             ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", f'{own}; exec "$@"', "sh"],
             f"--address={self.address}", f"--node-ip-address={address}",
             "--node-manager-port=7001", "--object-manager-port=7002",
-            PYTHONPATH=f"{self.extra}:{ROOT}" if number == 3 else str(ROOT),
+            **({"PYTHONPATH": f"{self.extra}:{ROOT}"} if number == 3 else {}),
         ))  # fmt: skip
 
     def _ray(self, before, *arguments, **variables):
@@ -141,31 +141,16 @@ class Hosts:
             *before, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2",
             "--object-store-memory=80000000", "--disable-usage-stats", *arguments,
         ]  # fmt: skip
-        log = (self._folder / f"ray-{len(list(self._folder.glob('ray-*.log')))}.log").open("wb")
-        # a busy machine is no fault of a node: Ray gives one up that has not begun within half a minute
-        patient = {"RAY_worker_niceness": "0", "RAY_raylet_start_wait_time_s": "100", "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
-            command, env={**os.environ, **patient, **variables}, stdout=log, stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )  # fmt: skip
-
-    def until(self, seen, seconds=120):
-        end = time.monotonic() + seconds
-        while not seen():
-            logs = [path.read_text() for path in sorted(self._folder.glob("ray-*.log"))]
-            assert time.monotonic() < end, logs
-            assert self._head.poll() is None, logs
-            time.sleep(0.2)
+        return Running(self._folder, command, **PATIENT, **variables)
 
     def end(self):
-        started = [self._head, *(host.process for host in self.hosts)]
-        family = [child for one in started if one and one.poll() is None for child in _family(one.pid)]
+        started = [*filter(None, [self.head]), *(host.node for host in self.hosts)]
+        family = [child for one in started if one.process.poll() is None for child in _family(one.process.pid)]
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         for one in started:
-            if one:
-                one.wait(30)
+            one.end()
         psutil.wait_procs(family, 20)
         for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
@@ -175,18 +160,6 @@ class Hosts:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def _answers(address, port):
-    with contextlib.suppress(OSError):
-        socket.create_connection((address, port), timeout=1).close()
-        return True
-    return False
-
-
 def _family(pid):
     one = psutil.Process(pid)
     return [*one.children(recursive=True), one]
-
-
-def _free():
-    with socket.create_server(("", 0)) as listening:
-        return listening.getsockname()[1]

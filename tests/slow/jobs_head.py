@@ -88,14 +88,13 @@ class Head:
             self._kill(self.process)
             self.process = self._start_head()
         until = time.monotonic() + 60
-        request = urllib.request.Request(
-            f"{self.address}/api/jobs/", headers={"Authorization": f"Bearer {self.token}"}
-        )  # fmt: skip
+        bearer = {"Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(f"{self.address}/api/jobs/", headers=bearer)
         while True:
             with suppress(urllib.error.URLError, OSError):
                 urllib.request.urlopen(request, timeout=5).read()
                 return
-            assert self.process.poll() is None, (self.folder / "head.log").read_text()
+            assert self.process.poll() is None, log.read_text()
             assert time.monotonic() < until, "no dashboard in time"
             time.sleep(0.2)
 
@@ -119,23 +118,21 @@ class Head:
         given = {**environment(), **self.key, **more}
         return {name: value for name, value in given.items() if value is not None}
 
-    def gpipe(self, *arguments, code=0, seconds=200, **more):
-        """Runs the command line as a person at a laptop does; returns what it printed."""
+    def run(self, command, code=0, seconds=200, **more):
+        """Runs a command, or a shell's line, as a person at a laptop does; returns what it printed."""
         done = subprocess.run(
-            command(*arguments, "--address", self.address), cwd=self.folder, env=self.variables(**more),
-            capture_output=True, text=True, timeout=seconds, check=False,
+            command, shell=isinstance(command, str), cwd=self.folder, env=self.variables(**more), capture_output=True,
+            text=True, timeout=seconds, check=False,
         )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
+        assert done.returncode == code, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
+
+    def gpipe(self, *arguments, **more):
+        return self.run(command(*arguments, "--address", self.address), **more)
 
     def python(self, code, **more):
         """Runs code here, beside the command line; this process itself must not learn the head's token."""
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=self.folder, env=self.variables(**more), capture_output=True, text=True,
-            timeout=100, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return self.run([sys.executable, "-c", code], **more)
 
     @contextmanager
     def asked_when_ready(self, code):
@@ -149,3 +146,13 @@ class Head:
             yield lambda: process.communicate("\n", timeout=60)[0]
         finally:
             process.kill()
+
+
+@contextmanager
+def running_head(*arguments, **options):
+    head = Head(*arguments, **options)
+    try:
+        head.wait()
+        yield head
+    finally:
+        head.end()

@@ -81,7 +81,7 @@ class Baseline:
             record = read_record(runs / member.folder)
             if record is None or not member.experiment.is_finished(record):
                 return None
-            if record["best_valid_nll"] is not None:
+            if record.get("best_valid_nll") is not None:
                 found.append((float(record["best_valid_nll"]), setting))
         return min(found, key=lambda entry: entry[0])[1] if found else None
 

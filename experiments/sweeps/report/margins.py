@@ -56,7 +56,7 @@ def t_margin(values: Sequence[float]) -> float:
     """Returns the half-width of the 95% confidence interval of a mean, t * s / sqrt(n); 0 for one value."""
     if len(values) < 2:
         return 0.0
-    return t95(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return t95(len(values) - 1) * math.sqrt(statistics.variance(values) / len(values))
 
 
 def mean_and_margin(values: Sequence[float]) -> str | None:

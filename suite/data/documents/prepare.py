@@ -19,7 +19,7 @@ from suite.errors import DataError, nearest
 from suite.log import Log
 from suite.settings import DocumentSettings
 
-VERSION = 1
+VERSION = 2
 """Version of reading, splitting and tokenizing. Raise it when one changes; otherwise old caches stay in use."""
 
 
@@ -84,8 +84,7 @@ def _build(settings: DocumentSettings, building: Path, cache: Path, log: Log) ->
         )
     tokenizer.save_pretrained(building / TOKENIZER)
     tokens = {name: write_tokens(texts, tokenizer, building / f"{name}.npy") for name, texts in parts.items()}
-    documents = {name: len(texts) for name, texts in parts.items()}
-    info = {"corpus": settings.corpus, "documents": documents, "tokens": tokens}
+    info = {"corpus": settings.corpus, "tokens": tokens}
     (building / INFO_FILE).write_text(json.dumps(info, indent=1))
     counts = ", ".join(
         f"{name} {len(parts[name]):,} documents, {sum(map(len, parts[name])):,} characters, {tokens[name]:,} tokens"

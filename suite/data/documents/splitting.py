@@ -30,17 +30,18 @@ def split(by_split: dict[str | None, list[str]], log: Log) -> dict[str, list[str
     read = {name: len(documents) for name, documents in by_split.items()}
     once = {name: list(dict.fromkeys(documents)) for name, documents in by_split.items()}
     parts = _held_out(once[None]) if None in once else {name: once[name] for name in once if name is not None}
-    held_out = (text for name in parts if name != TRAIN for text in parts[name])
+    held_out = dict.fromkeys(text for name in parts if name != TRAIN for text in parts[name])
+    trained = [text for text in parts[TRAIN] if text not in held_out]
     known = {_key(part) for text in held_out for part in _PARAGRAPH.split(text)} - {""}
     train, paragraphs, characters = [], 0, 0
-    for text in parts[TRAIN]:
+    for text in trained:
         before = _PARAGRAPH.split(text)
         kept = [part for part in before if _key(part) not in known]
         new = "\n\n".join(kept) if len(kept) < len(before) else text
         paragraphs, characters = paragraphs + len(before) - len(kept), characters + len(text) - len(new)
         if new.strip():
             train.append(new)
-    repeated = sum(read.values()) - sum(map(len, once.values()))
+    repeated = sum(read.values()) - sum(map(len, once.values())) + len(parts[TRAIN]) - len(trained)
     log(
         f"{sum(read.values()):,} documents; dropped: {repeated:,} repeated documents, and {paragraphs:,} training "
         f"paragraphs ({characters:,} characters) that held-out documents have too"

@@ -23,7 +23,7 @@ _CHANCES = 7
 
 class ImageBatches(EpochBatches):
     """A micro-batch is images (B, channels, size, size) of floats and labels (B,) int64; a unit is an image. Held out
-    are the test images in order, or the first ``train.test_images`` of them, without augmentation."""
+    are the test images as they are, or ``train.test_images`` evenly spaced ones: sets may be sorted by class."""
 
     setting = "train.batch_images"
 
@@ -32,14 +32,16 @@ class ImageBatches(EpochBatches):
     ) -> None:
         counts, epochs = data.info.counts, ShuffledEpochs(data.info.counts[TRAIN], 3, train.seed)
         held_out = min(train.test_images or counts[TEST], counts[TEST])
+        self._held_out = [at * counts[TEST] // held_out for at in range(held_out)]
         super().__init__(epochs, train.batch_images, held_out, 1, replicas, micro_batches)
         self._data, self._images, self._seed = data, images, train.seed
 
     def _read(self, rows: Sequence[int], step: int | None, places: slice) -> tuple[Callable[[], Tensor], ...]:
         if step is None:
+            tests = [self._held_out[row] for row in rows]
             return (
-                lambda: self._data.standardised(self._data.pixels(TEST, rows, self._images)),
-                lambda: self._data.labels(TEST, rows),
+                lambda: self._data.standardised(self._data.pixels(TEST, tests, self._images)),
+                lambda: self._data.labels(TEST, tests),
             )
         generator = torch.Generator().manual_seed(mix(4, self._seed, step))
         chances = torch.rand(self._size, _CHANCES, generator=generator)[places]

@@ -54,12 +54,12 @@ def read_class_folder(source: str, building: Path, log: Log) -> dict[str, Any]:
         else:
             others.append(path)
     log_ignored(others, folder, f"files in no class of {' or '.join(name for name in found if name)}", log)
-    empty = sorted({*labels.values()} - {label for _, label in found[TRAIN]})
-    if empty:
-        raise DataError(f"{folder / TRAIN / classes[empty[0]]} has no images; add some, or remove the folder")
     for path, _ in (*found[TRAIN], *found[held_out]):
         _check_image(path)
     files = {TRAIN: found[TRAIN], TEST: found[held_out]} if held_out else _every_fifth_held_out(found[TRAIN])
+    if empty := sorted({*labels.values()} - {label for _, label in files[TRAIN]}):
+        tested = "" if held_out else ", because the first and every fifth after it are test images"
+        raise DataError(f"{folder / TRAIN / classes[empty[0]]} has no images to train on{tested}; add some")
     for split, own in files.items():
         if not own:
             raise DataError(f"{folder} has no {split} images; add some")

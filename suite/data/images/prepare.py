@@ -17,7 +17,6 @@ from suite.data.images.class_folder import is_class_folder, read_class_folder
 from suite.data.images.sets import (
     FASHION,
     FASHION_HUB,
-    TEST,
     TRAIN,
     Images,
     check_source,
@@ -32,7 +31,7 @@ from suite.errors import DataError
 from suite.log import Log
 from suite.settings import ImageSettings
 
-VERSION = 2
+VERSION = 3
 """Version of a prepared folder's content. Raise it when that changes, otherwise old caches stay in use."""
 
 CHANNEL_SAMPLE = 256
@@ -135,12 +134,11 @@ def _inspect(source: str, splits: dict[str, Any], image_column: str, label_colum
         sums, squares, count = sums + values.sum(0), squares + (values**2).sum(0), count + len(values)
     mean = sums / count
     deviation = np.sqrt(np.maximum(squares / count - mean**2, 1e-6))
-    class_counts = np.bincount(labels[TEST][labels[TEST] >= 0], minlength=classes)
-    counts, shares = {name: len(values) for name, values in labels.items()}, class_counts / class_counts.sum()
+    counts = {name: len(values) for name, values in labels.items()}
+    columns, moments = (image_column, label_column), (tuple(mean.tolist()), tuple(deviation.tolist()))
     return ImageSetInfo(
-        source, not is_local(source), image_column, label_column, channels, classes, counts, fingerprints(splits),
-        tuple(shares.tolist()), tuple(mean.tolist()), tuple(deviation.tolist()),
-    )  # fmt: skip
+        source, not is_local(source), *columns, channels, classes, counts, fingerprints(splits), *moments
+    )
 
 
 def _spread(count: int, limit: int) -> list[int]:

@@ -22,7 +22,6 @@ import datasets
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.cache import shared_lock
 from suite.data.packages import PLATFORM, UnreachableError, fetch_wheels, package_files
 from suite.errors import DataError, nearest
 from suite.log import Log
@@ -171,9 +170,7 @@ def _run(command: list[str], folder: Path) -> None:
 
 def _read_csv(name: str, size: int, brightest: int, cache: Path, log: Log) -> Images:
     """Reads a package's table of images: one row per image, its values and then its label."""
-    # mnist and digits share these wheels, and each set has its own lock
-    with shared_lock(cache / "image-wheels.lock", _FETCH_SECONDS):
-        wheels = fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, PLATFORM)
+    wheels = fetch_wheels(cache / "image-wheels", REQUIREMENTS, "packages with images (11 MB)", log, PLATFORM)
     read = next((files[name] for files in map(package_files, wheels) if name in files), None)
     if read is None:
         raise DataError(f"none of the packages has {name}; delete {wheels[0].parent} and run again")

@@ -39,8 +39,6 @@ class ImageSetInfo:
     counts: dict[str, int]
     prints: dict[str, str]
     """The fingerprint of each split in ``datasets``."""
-    shares: tuple[float, ...]
-    """Share of each class in the test split."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
 
@@ -51,7 +49,7 @@ class ImageData:
     def __init__(self, folder: Path) -> None:
         """Opens a prepared folder; the splits stay on disk. The caller must check that the folder is valid."""
         read: dict[str, Any] = json.loads((folder / INFO_FILE).read_text())
-        self.info = ImageSetInfo(**read | {name: tuple(read[name]) for name in ("shares", "mean", "deviation")})
+        self.info = ImageSetInfo(**read | {name: tuple(read[name]) for name in ("mean", "deviation")})
         if not self.info.hub:
             self.splits = {name: datasets.load_from_disk(str(folder / name)) for name in (TRAIN, TEST)}
             return
@@ -61,6 +59,11 @@ class ImageData:
                 f"{self.info.source} on the hub has changed since {folder} was prepared; delete that folder to use the "
                 "new version"
             )
+
+    @property
+    def classes(self) -> list[str] | None:
+        """The name of each label, if the set has names."""
+        return getattr(self.splits[TRAIN].features[self.info.label_column], "names", None)
 
     def labels(self, split: str, rows: Sequence[int]) -> Tensor:
         """Returns the labels of rows, (len(rows),) int64."""
@@ -72,14 +75,11 @@ class ImageData:
 
         Raises DataError for a damaged image. ``prepare_images`` has checked the sizes.
         """
-        images = decode_images(self.splits[split], self.info.image_column, rows, split)
+        mode = "L" if self.info.channels == 1 else "RGB"  # before they are resized: palettes have no values between
+        images = [own.convert(mode) for own in decode_images(self.splits[split], self.info.image_column, rows, split)]
         if parts is not None:
-            chances = parts.tolist()
-            images = [
-                random_resized_crop(image, own, settings.size) for image, own in zip(images, chances, strict=True)
-            ]
-        mode = "L" if self.info.channels == 1 else "RGB"
-        squares = [np.asarray(resize_and_center_crop(image, settings.size).convert(mode)) for image in images]
+            images = [random_resized_crop(*pair, settings.size) for pair in zip(images, parts.tolist(), strict=True)]
+        squares = [np.asarray(resize_and_center_crop(image, settings.size)) for image in images]
         stacked = torch.from_numpy(np.stack(squares))
         return stacked.unsqueeze(1) if self.info.channels == 1 else stacked.permute(0, 3, 1, 2)
 

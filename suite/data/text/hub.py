@@ -86,10 +86,10 @@ class HubText:
         sizes: list[int] = []
         writer: pa.ipc.RecordBatchStreamWriter | None = None
         with _writing(draft):
-            for index, language in enumerate(self.sizes[TRAIN]):
+            for language in self.sizes[TRAIN]:
                 sizes.append(0)
                 for pairs in self.chunks(split, language) if self.sizes[split].get(language) else ():
-                    table, (count,) = token_table({language: pairs}, tokenizer, max_length, split != TRAIN, index)
+                    table, (count,) = token_table({language: pairs}, tokenizer, max_length, split != TRAIN)
                     writer = writer or pa.ipc.new_stream(str(draft), table.schema)
                     writer.write_table(table)
                     sizes[-1] += count

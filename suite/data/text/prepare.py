@@ -30,7 +30,7 @@ from suite.errors import DataError, SettingError, nearest
 from suite.log import Log
 from suite.settings import TextSettings
 
-VERSION = 3
+VERSION = 4
 """Version of cleaning, splitting and tokenising. Raise it when one changes; otherwise old caches stay in use."""
 
 
@@ -103,12 +103,7 @@ def _build(settings: TextSettings, building: Path, cache: Path, log: Log) -> Non
         if dropped := sum(text.sizes[name].get(language, 0) for language in languages) - sum(sizes[name]):
             log(f"dropped {dropped} {name} pairs longer than text.max_length={settings.max_length}")
     shutil.rmtree(building / "draft", ignore_errors=True)
-    info = {
-        "corpus": settings.corpus,
-        "languages": languages,
-        "sizes": sizes,
-        "settings": settings.model_dump(include={"corpus", "vocabulary", "max_length", "clean", "corpus_languages"}),
-    }
+    info = {"corpus": settings.corpus, "languages": languages, "sizes": sizes}
     (building / INFO_FILE).write_text(json.dumps(info, indent=1))
     totals = {name: sum(sizes[name]) for name in SPLITS}
     log(

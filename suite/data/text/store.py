@@ -41,10 +41,9 @@ class CleanText:
 
 
 def token_table(
-    sentences: Sentences, tokenizer: PreTrainedTokenizerFast, max_length: int, with_text: bool, first: int = 0
+    sentences: Sentences, tokenizer: PreTrainedTokenizerFast, max_length: int, with_text: bool
 ) -> tuple[pa.Table, list[int]]:
-    """Returns the rows, grouped by language in sorted order, and the number of rows of each language. The first
-    language has index ``first``.
+    """Returns the rows, grouped by language in sorted order, and the number of rows of each language.
 
     Drops pairs with a side longer than ``max_length`` tokens, special tokens included.
     """
@@ -54,14 +53,13 @@ def token_table(
     row_of = {english: row for row, english in enumerate(texts)}
     english_ids = pa.array(encode_all(tokenizer, texts), kind)
     tables, sizes = [], []
-    for index, language in enumerate(sorted(sentences), first):
+    for language in sorted(sentences):
         pairs = sentences[language]
         english = english_ids.take(pa.array([row_of[text] for text, _ in pairs], pa.int64()))
         translation = pa.array(encode_all(tokenizer, [text for _, text in pairs]), kind)
         longest = np.maximum(*(pc.list_value_length(side).to_numpy() for side in (english, translation)))
         kept = np.flatnonzero(longest <= max_length - MARKS)
         columns = {
-            "language": pa.array(np.full(len(kept), index, dtype=np.int16)),
             "english": english.take(pa.array(kept)),
             "translation": translation.take(pa.array(kept)),
         }

@@ -124,9 +124,10 @@ def _alphabet(texts: Iterable[str], limit: int) -> set[str]:
 
 def _learn(texts: Sequence[str], count: int) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns up to ``count`` pieces in the order they were learned, and their merges."""
+    learner = _pipeline(models.BPE())
+    texts = [learner.normalizer.normalize_str(text) for text in texts]  # its characters are those that are learned
     alphabet = _alphabet(texts, int(count * _ALPHABET_SHARE))
     rare = {ord(character): " " for character in set("".join(texts)) - alphabet}
-    learner = _pipeline(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=count, max_token_length=_LONGEST_PIECE, show_progress=False)
     learner.train_from_iterator((text.translate(rare) for text in texts), trainer)
     learned = json.loads(learner.to_str())["model"]

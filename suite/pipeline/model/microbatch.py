@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from suite.errors import SettingError
 from suite.pipeline.model.layers import Tensors
 
@@ -40,6 +38,11 @@ class ReplicaBatch:
         """What metrics count of the whole mini-batch: its rows if given, otherwise its divisor."""
         return self.divisor if self.rows is None else float(self.rows)
 
+    @property
+    def share(self) -> float:
+        """The values in its tensors, with which this replica's part of the work grows."""
+        return float(sum(tensor.numel() for part in (*self.inputs, *self.targets) for tensor in part))
+
     def __post_init__(self) -> None:
         assert len(self.inputs) == len(self.targets), (len(self.inputs), len(self.targets))
 
@@ -57,18 +60,6 @@ def even_split_sizes(examples: int, micro_batches: int) -> list[int]:
     count = min(examples, micro_batches)
     base, larger = divmod(examples, count)
     return [base + 1] * larger + [base] * (count - larger)
-
-
-def split(tensors: Sequence[Tensor], micro_batches: int) -> list[Tensors]:
-    """Splits tensors of shape (N, ...) along their first axis into tuples of micro-batch tensors.
-
-    Raises SettingError when the tensors disagree on N.
-    """
-    lengths = {tensor.shape[0] for tensor in tensors}
-    if len(lengths) != 1:
-        raise SettingError(f"the tensors of a mini-batch disagree on its size: {sorted(lengths)}")
-    parts = even_split_sizes(lengths.pop(), micro_batches)
-    return list(zip(*(tensor.split(parts) for tensor in tensors), strict=True))
 
 
 def replica_share(micro_batches: int, replica: int, replicas: int) -> slice:

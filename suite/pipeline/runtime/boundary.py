@@ -103,9 +103,8 @@ def cast_to_boundary(tensors: Sequence[Tensor], boundary: Boundary) -> tuple[Ten
     assert len(tensors) == len(boundary), f"the cell has {len(tensors)} outputs, its boundary {len(boundary)}"
     cast = []
     for tensor, spec in zip(tensors, boundary, strict=True):
-        assert tuple(tensor.shape) == spec.shape, (
-            f"an output has shape {tuple(tensor.shape)}, its boundary {spec.shape}"
-        )
+        shape = tuple(tensor.shape)
+        assert shape == spec.shape, f"an output has shape {shape}, its boundary {spec.shape}"
         if tensor.dtype != spec.dtype:
             both_floating = tensor.is_floating_point() and spec.dtype.is_floating_point
             assert both_floating, f"an output has dtype {tensor.dtype}, its boundary {spec.dtype}"

@@ -28,15 +28,14 @@ class CellLayout:
         """Returns the layout for cuts before the cell. ``infer_output`` returns the cut behind it; the last cell has
         none."""
         distinct = dict.fromkeys(cuts)
-        inputs = {cut: skips.input_boundary(cut) for cut in distinct}
+        boundaries = {cut: skips.input_boundary(cut) for cut in distinct}
+        inputs = [boundaries[cut] for cut in cuts]
         if infer_output is None:
-            return CellLayout(cuts, [inputs[cut] for cut in cuts], None, ())
+            return CellLayout(cuts, inputs, None, ())
         behind = {cut: infer_output(cut) for cut in distinct}
         outputs = {cut: skips.output_boundary(behind[cut]) for cut in distinct}
         next_cuts = {cut: skips.next_cut(behind[cut]) for cut in distinct}
-        return CellLayout(
-            cuts, [inputs[cut] for cut in cuts], [outputs[cut] for cut in cuts], tuple(next_cuts[cut] for cut in cuts)
-        )
+        return CellLayout(cuts, inputs, [outputs[cut] for cut in cuts], tuple(next_cuts[cut] for cut in cuts))
 
     def output(self, micro_batch: int) -> CellBoundary | None:
         """Returns what leaves the cell for a micro-batch; None in the last cell."""

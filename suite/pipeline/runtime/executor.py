@@ -39,8 +39,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 
 @dataclass(frozen=True)
 class LossSums:
-    """Loss sums over the tokens of a replica's share of a mini-batch, or of one micro-batch. Only the stage with
-    the loss has them; zero elsewhere."""
+    """Loss sums over a replica's share of a mini-batch, or over one micro-batch; zero on stages without the loss."""
 
     objective: float = 0.0
     metrics: tuple[float, ...] = (0.0,)
@@ -165,18 +164,17 @@ class Executor:
             "the first and last stage need the mini-batch"
         )
         metadata = self._recv_metadata(0, batch)
-        actions = self.schedule_config.actions(coord.stages, len(metadata.cuts), train)[coord.stage]
+        count = len(metadata.cuts)
+        actions = self.schedule_config.actions(coord.stages, count, train)[coord.stage]
         recomputed, splits = of_kind(actions, "R"), of_kind(actions, "I")
         state = StepState(step, metadata.offset, train, actions, recomputed, splits, last_grad_actions(actions))
         self._add_cell(state, metadata)
         if batch is not None:
-            assert len(batch) == len(metadata.cuts), (
-                f"{len(batch)} micro-batches, the metadata has {len(metadata.cuts)}"
-            )
+            assert len(batch) == count, f"{len(batch)} micro-batches, the metadata has {count}"
             state.inputs = batch.inputs if coord.is_first else None
             state.targets = batch.targets if coord.has_loss else None
             state.loss_gradient = 1 / batch.divisor
-        if train in self._cold and metadata.cuts:
+        if train in self._cold and count:
             self._exchange_metadata(state, len(self.links))
             self._warm_up(state)
             self._cold.discard(train)
@@ -288,8 +286,7 @@ class Executor:
         if cell.recv_gradients is not None:
             gradients = cell.recv_gradients(i)
         else:
-            objective = state.results[i][0]
-            gradients = (torch.full_like(objective, state.loss_gradient),)
+            gradients = (torch.full_like(state.results[i][0], state.loss_gradient),)
         start = self._mark(action, received=cell.recv_gradients is not None)
         if action.kind == "I":
             input_gradients, cell.deferred[i] = self.stage.backward_input(micro_batch, gradients)

@@ -5,7 +5,9 @@
 
 In a step's last backward, or last ``W``, a layer's gradients are complete as soon as the layer is done, those of the
 last layer first. They are reduced in buckets of whole parameters, in the same order on all replicas. So little
-communication is left after the backward of the first stage, and even less on the others.
+communication is left after the backward of the first stage, and even less on the others. A gradient is complete once
+the backward has added to it as often as in earlier steps: reentrant checkpoints do so at each of their calls. So the
+first backward has all its reductions behind it.
 
 Without shards every replica gets every sum, by an all-reduce. With ZeRO-1's shards each part of a bucket is reduced to
 the one replica that has that shard, which is half the traffic.
@@ -17,6 +19,7 @@ the one replica that has that shard, which is half the traffic.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from suite.errors import SettingError
 from suite.pipeline.model.topology import Group
 
 BUCKET_BYTES = 4 << 20
@@ -75,10 +79,11 @@ class GradientReducer:
         tied_ids = set(map(id, tied))
         self._tied = list(tied)
         self._buckets = list(_buckets([p for p in reversed(parameters) if id(p) not in tied_ids]))
+        self._parts = Counter[int]()  # of each gradient, at most
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._started = 0
+        self._started, self._added = 0, Counter[int]()
         self._missing = {id(p) for bucket in self._buckets for p in bucket}  # whose gradients are not complete yet
         self._works: list[dist.Work] = []
 
@@ -90,14 +95,24 @@ class GradientReducer:
     @contextmanager
     def overlap_backward(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         """A context for a backward that completes the gradients of ``parameters``; each is reduced when it is ready."""
-        hooks = [
-            p.register_post_accumulate_grad_hook(lambda p: self.mark_ready([p])) for p in parameters if p.requires_grad
-        ]
+        own = (p for p in parameters if p.requires_grad and id(p) in self._missing)  # tied ones wait for ``finish``
+        hooks = [p.register_post_accumulate_grad_hook(self._count) for p in own]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _count(self, parameter: nn.Parameter) -> None:
+        """Counts a part of a gradient. Raises SettingError for one more than in earlier steps: the others are sent."""
+        if id(parameter) not in self._missing:
+            raise SettingError(
+                f"a backward adds to a parameter of shape {tuple(parameter.shape)} more often than in earlier steps; "
+                "call torch.utils.checkpoint with use_reentrant=False, or set pipeline.replicas=1"
+            )
+        self._added[id(parameter)] += 1
+        if self._added[id(parameter)] == self._parts[id(parameter)]:
+            self.mark_ready([parameter])
 
     def mark_ready(self, parameters: Iterable[nn.Parameter]) -> None:
         """Marks gradients as complete in this step, and starts the reduction of the buckets that are now complete."""
@@ -121,6 +136,7 @@ class GradientReducer:
             self._start_reduction(bucket)
         for work in self._works:
             work.wait()
+        self._parts |= self._added
         self._begin_step()
 
     @torch.no_grad()

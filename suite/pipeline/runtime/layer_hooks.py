@@ -42,28 +42,21 @@ Watch = Callable[[Place, Tensor], None]
 def watch_tensors(layers: Mapping[int, nn.Module], loss: nn.Module | None, watch: Watch) -> Iterator[None]:
     """A context in which ``watch`` sees the floating-point tensors of layers, given by their indices in the model, and
     those of the loss behind the last one."""
-    with ExitStack() as stack:
-        for remove_hook in _install_hooks(layers, loss, watch):
-            stack.callback(remove_hook)
+    with ExitStack() as hooks:
+        for index, layer in layers.items():
+            hooked = partial(_with_hooks, index, watch)
+            hooks.enter_context(layer.register_forward_pre_hook(hooked, prepend=True))
+            if loss is not None and index == max(layers) and hasattr(layer, "gpipe_score"):
+                hooks.callback(_hook_score(layer, partial(hooked, layer), _on_outputs(index, "loss of parts", watch)))
+            hooks.enter_context(layer.register_forward_hook(_on_outputs(index, "output", watch)))
+            for part, parameter in layer.named_parameters():
+                if parameter.requires_grad:  # a frozen one gets no gradient
+                    on_gradient = _on_gradient(Place(index, f"gradient of {part}"), watch)
+                    hooks.enter_context(parameter.register_hook(on_gradient))
+        last, layer = list(layers.items())[-1]
+        if loss is not None and not hasattr(layer, "gpipe_score"):
+            hooks.enter_context(loss.register_forward_hook(_on_outputs(last, "loss", watch)))
         yield
-
-
-def _install_hooks(
-    layers: Mapping[int, nn.Module], loss: nn.Module | None, watch: Watch
-) -> Iterator[Callable[[], object]]:
-    """Installs the hooks one by one; yields the function that removes each."""
-    for index, layer in layers.items():
-        hooked = partial(_with_hooks, index, watch)
-        yield layer.register_forward_pre_hook(hooked, prepend=True).remove
-        if loss is not None and index == max(layers) and hasattr(layer, "gpipe_score"):
-            yield _hook_score(layer, partial(hooked, layer), _on_outputs(index, "loss of parts", watch))
-        yield layer.register_forward_hook(_on_outputs(index, "output", watch)).remove
-        for part, parameter in layer.named_parameters():
-            if parameter.requires_grad:  # a frozen one gets no gradient
-                yield parameter.register_hook(_on_gradient(Place(index, f"gradient of {part}"), watch)).remove
-    last, layer = list(layers.items())[-1]
-    if loss is not None and not hasattr(layer, "gpipe_score"):
-        yield loss.register_forward_hook(_on_outputs(last, "loss", watch)).remove
 
 
 def _with_hooks(index: int, watch: Watch, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from suite.pipeline.runtime.boundary import CutSpec, OpenSkip, TensorSpec
 
 _DTYPES: list[torch.dtype] = [
-    torch.float64, torch.float32, torch.bfloat16, torch.float16,
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.uint64, torch.uint32, torch.uint16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 ]  # fmt: skip
 

@@ -4,8 +4,8 @@
     backward   layer 0 <- NaN <- 2 <- 3 <- loss                 the source: the last layer, in the model's order, whose
                                                                 gradients are not finite
 
-A step is a function of the weights, the mini-batch and the seeds, so the second run is equal to the first. Inspection
-costs a pass over every tensor, so it is done only after a non-finite step.
+A step is a function of weights, mini-batch, seeds, and buffers that forwards change. Without these the second run is
+equal to the first. Inspection costs a pass over every tensor, so it is done only after a non-finite step.
 """
 
 from __future__ import annotations

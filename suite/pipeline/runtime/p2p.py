@@ -159,8 +159,7 @@ class RecvQueue:
                     for at, tensor in enumerate(tensors)
                     if tensor.numel()
                 ]
-            received = unpack(tensors, specs)
-            self._posted.append((micro_batch, received, [work for work in works if work is not None]))
+            self._posted.append((micro_batch, unpack(tensors, specs), [work for work in works if work is not None]))
 
     def recv(self, micro_batch: int) -> Tensors:
         """Returns one micro-batch's tensors, waiting for them if they have not arrived, and posts the next receive."""
@@ -198,8 +197,7 @@ class P2PCommunicator:
     ) -> None:
         """All cells of a stage share ``local``; ``flow`` says what is posted when."""
         self.coord, self.groups, self.device, self.timeout = coord, groups, device, timeout
-        self._local = local
-        self._placement, self._flow = coord.placement, flow
+        self._local, self._placement, self._flow = local, coord.placement, flow
         self.cell = self._placement.cell_of(virtual_stage, coord.stage)
         self._sends: dict[int, InflightSends] = {}
         self._encoder, self._decoder = MetadataCodec(), MetadataCodec()

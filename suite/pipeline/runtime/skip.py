@@ -48,11 +48,10 @@ def call(layer: nn.Module, tensors: Tensors, stash: Stash, bf16: bool = False) -
     outputs, stashes = as_tuple(layer(*tensors, *popped)), stashes_of(layer)
     if bf16:
         outputs = to_bf16(outputs)
-    outputs = shared_as_views(outputs, len(outputs) - len(stashes))
-    if not stashes:
-        return outputs
-    stash.update(zip(stashes, outputs[-len(stashes) :], strict=True))
-    return outputs[: -len(stashes)]
+    main = len(outputs) - len(stashes)
+    outputs = shared_as_views(outputs, main)
+    stash.update(zip(stashes, outputs[main:], strict=True))
+    return outputs[:main]
 
 
 def shared_as_views(tensors: Tensors, main: int) -> Tensors:

@@ -201,12 +201,8 @@ class Stage:
             if micro_batch.output_boundary is not None:
                 specs = micro_batch.output_boundary.tensors
                 outputs = cast_to_boundary(outputs, specs)
-                differentiable = tuple(
-                    tensor for tensor, spec in zip(outputs, specs, strict=True) if spec.needs_gradient
-                )
-        micro_batch.output_edges = tuple(
-            get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in differentiable
-        )
+                differentiable = tuple(t for t, spec in zip(outputs, specs, strict=True) if spec.needs_gradient)
+        micro_batch.output_edges = tuple(get_gradient_edge(t) if t.requires_grad else None for t in differentiable)
         return outputs, metric
 
     def backward(self, micro_batch: CellMicroBatch, gradients: Tensors) -> Tensors:
@@ -219,6 +215,7 @@ class Stage:
         live = [(edge, grad) for edge, grad in zip(edges, gradients, strict=True) if edge is not None]
         if live:
             self._split_products(micro_batch)  # a layer may recompute in its backward
+            self.running_stats.begin(micro_batch.index)
             adds = self._adds_in_product
             with self._weight_grads[micro_batch.virtual_stage].adding_to_grad() if adds else nullcontext():
                 torch.autograd.backward([edge for edge, _ in live], [grad for _, grad in live])

@@ -48,4 +48,3 @@ class StepState:
     loss_gradient: float = 0.0
     results: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     backward_begun: bool = False
-    """Whether a backward has begun."""

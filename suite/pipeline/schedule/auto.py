@@ -43,7 +43,6 @@ def least_candidates(pipeline: PipelineSettings, layers: int) -> Iterator[Pipeli
 def _allowed(pipeline: PipelineSettings, layers: int, update: dict[str, Any]) -> Iterator[PipelineSettings]:
     """Yields the settings with a schedule, if they allow it."""
     candidate = pipeline.model_copy(update={"schedule_rows": None} | update)
-    by_hand = 1 if pipeline.schedule == "auto" else pipeline.virtual_stages
-    has_cells = pipeline.layers_per_cell is None or candidate.virtual_stages == by_hand
+    has_cells = pipeline.layers_per_cell is None or candidate.virtual_stages == pipeline.virtual_stages
     if has_cells and not pipeline_errors(candidate, layers):
         yield candidate

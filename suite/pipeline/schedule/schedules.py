@@ -1,9 +1,8 @@
 """Schedules: for each stage the ordered list of its actions. Each generator's docstring shows its picture.
 
 Messages are not separate actions: ``F`` receives its input from the previous cell and sends its output to the next one,
-``B`` and ``I`` do the same with gradients in the other direction. Generated
-schedules have ``R`` right before its backward. Only the backward waits for the gradient, so a stage recomputes while
-the gradient is in transit.
+``B`` and ``I`` do the same with gradients in the other direction. Generated schedules have ``R`` right before its
+backward. Only the backward waits for the gradient, so a stage recomputes while the gradient is in transit.
 ``suite.pipeline.schedule.remat`` decides which micro-batches are recomputed. Schedules on a V are in ``v_schedules``.
 """
 

@@ -110,6 +110,8 @@ def _check_each_stage(
     schedule: Sequence[Sequence[Action]], virtual_stages: int, micro_batches: int, train: bool
 ) -> None:
     legal = _TRAINED if train else _EVALUATED
+    if micro_batches > (longest := max(map(len, schedule))):
+        raise SettingError(f"there are {micro_batches:,} micro-batches, and no stage has more than {longest} actions")
     expected = {(virtual_stage, i) for virtual_stage in range(virtual_stages) for i in range(micro_batches)}
     for k, actions in enumerate(schedule):
         orders: dict[tuple[int, int], str] = {}  # the kinds of each micro-batch in each cell

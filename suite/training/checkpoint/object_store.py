@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import fsspec
 from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FileSystem, S3FileSystem
 
 from suite.errors import CheckpointError
@@ -45,6 +46,8 @@ def open_store(location: str) -> tuple[Any, str]:
     URL, OSError when a bucket's region cannot be found.
     """
     check_url(location)
+    if "://" not in location:  # fsspec would take "::" in a path for a chain of URLs
+        return LocalFileSystem(), os.path.abspath(location)
     if location.startswith(("s3://", "gs://")):
         files, root = FileSystem.from_uri(location)
         if isinstance(files, S3FileSystem):  # from_uri's own object waits ten times as long for a silent server

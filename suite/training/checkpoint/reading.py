@@ -342,7 +342,6 @@ def _tensors(data: bytes) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = load(data)
     except Exception as error:  # the parser raises several error types; each must get the file's name
         raise DamagedError(f"it is not a safetensors file: {type(error).__name__}: {error}") from None
-    unknown = sorted(name for name in tensors if not name.startswith(PARTS))
-    if unknown:
+    if unknown := sorted(name for name in tensors if not name.startswith(PARTS)):
         raise DamagedError(f"it has unexpected tensors: {', '.join(unknown)}")
     return tensors

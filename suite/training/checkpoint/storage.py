@@ -60,8 +60,11 @@ class Storage:
         return sorted(names, key=int, reverse=True)
 
     def is_folder(self, folder: str) -> bool:
-        """Returns whether the folder exists; a link to a folder counts."""
-        return bool(self._retry(folder, lambda: self._files.isdir(self._at(folder))))
+        """Whether the folder, or a link to it, exists. fsspec's own ``isdir`` is False if storage does not answer."""
+        try:
+            return bool(self._retry(folder, lambda: self._files.info(self._at(folder)))["type"] == "directory")
+        except FileNotFoundError:
+            return False
 
     def names(self, folder: str) -> set[str]:
         """Returns the names of a folder's entries; none for a missing folder."""

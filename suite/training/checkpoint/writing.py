@@ -102,8 +102,7 @@ class Saver:
         """
         self.wait()
         self._check_failures()
-        fault = self._check_ready(step)
-        if fault:
+        if fault := self._check_ready(step):
             self._failed(step, fault)
             self._check_failures()
             return

@@ -16,9 +16,10 @@ from models.loss import TranslationLoss
 from models.transformer import TransformerShape
 from models.transformer import layers as transformer_layers
 from suite.pipeline.model.layers import Tensors, meta_device
-from suite.pipeline.model.microbatch import ReplicaBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import PipelineSettings
+from tests.split import split
 
 SEED = 11
 """Seed of the initial weights, equal for all entrants."""

@@ -82,14 +82,12 @@ def test_build_gives_layers_without_memory_and_the_loss() -> None:
     ("text", "message"),
     [
         ("name = ", "not valid TOML"),
-        (
-            t12_400m().to_toml().replace("format = 5\n", ""),
-            "another version of the suite.*format 1, this version reads",
-        ),
+        (t12_400m().to_toml().replace("format = 5\n", ""), "another version of the suite.*format 1, this .* reads"),
         (
             'format = 5\nname = "x"',
             "task is None in the experiment's file; it must be one of translation, language_model",
         ),
+        ('format = 5\nname = "x"\ntask = ["x"]', r"task is \['x'\] in the experiment's file; it must be one of"),
         ('format = 5\nname = "x"\ntask = "translation"', "missing"),
         (t12_400m().to_toml().replace("steps = 100000", 'steps = "many"'), "train.steps takes an integer.*'many'"),
         (
@@ -153,10 +151,7 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("optimizer.name=sdg", "optimizer.name takes one of adamw, adafactor, rmsprop, sgd; it was given 'sdg'"),
         ("train.patience=3", "train.patience=3 counts validations, and train.validate_every is none"),
         ("optimizer.max_grad_norm=x", "optimizer.max_grad_norm takes a number, or none"),
-        (
-            "pipeline.layers_per_cell=a,b",
-            "pipeline.layers_per_cell takes integers such as 10,12, or none",
-        ),
+        ("pipeline.layers_per_cell=a,b", "pipeline.layers_per_cell takes integers such as 10,12, or none"),
         ("model.width=63", "model.width takes an integer, a multiple of 2; it was given 63$"),
         ("model.heads=1000001", "model.heads takes an integer, 1000000 or less; it was given 1000001$"),
         ("model.vocabulary=5000", "model.vocabulary is 5000 and text.vocabulary 64000; set only text.vocabulary"),
@@ -165,11 +160,9 @@ def test_settings_reach_their_fields_with_their_types() -> None:
         ("pipeline.stages=2 pipeline.layers_per_cell=5,5", "hold 10 layers, the model has 15: 5 left out;"),
         ("pipeline.stages=2 pipeline.layers_per_cell=15,0", "none may be empty"),
         ("train.stepz=5", "train.stepz is not a setting; did you mean train.steps"),
-        ("steps=5", r"steps is not a setting; did you mean train.steps\?$"),
         ("learning-rate=1", r"did you mean optimizer.learning_rate\?$"),
         ("train.learning_rate=1", r"did you mean optimizer.learning_rate\?$"),
         ("batch_size=8", r"did you mean train.batch_tokens\?$"),
-        ("pipeline.schedule=zb", r"given 'zb'; did you mean zero_bubble\?$"),
         ("NUM_LAYERS=3", r"did you mean model.blocks_per_stack\?$"),
         ("optimizer.betas=0.9,0.95", r"did you mean optimizer.beta1, optimizer.beta2\?$"),
         ("pipeline.schedule=gpipe", r"given 'gpipe'; did you mean fill_drain\?$"),
@@ -246,10 +239,7 @@ def test_a_value_with_spaces_needs_quotes(quote: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (
-            "train.steps=20 train.validate_every=30 train.patience=3",
-            "validate_every=30 is longer than the run of 20 st",
-        ),
+        ("train.steps=20 train.validate_every=30 train.patience=3", "validate_every=30 is longer than the run of 20 "),
         ("train.steps=100 train.validate_every=20 train.patience=4", "use train.patience=3 or less"),
         ("train.steps=100 train.validate_every=50 train.patience=1", "use a smaller train.validate_every"),
         (

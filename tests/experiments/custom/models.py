@@ -3,17 +3,11 @@
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-)
+from transformers import ResNetConfig, ResNetForImageClassification
 
 from experiments.huggingface.causal_lm import causal_lm_layers
 from suite import TrainSpec
+from tests.experiments.huggingface import mutations
 
 ROWS = 13
 """Not a multiple of 4: the micro-batches are ragged."""
@@ -24,20 +18,12 @@ def spec(layers, inputs, targets, loss, **others):
     double = [layer.double() for layer in layers]
     inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     rows = TensorDataset(*inputs, targets)
-    return TrainSpec(
-        layers=double, loss=loss, train=rows, collate=Pairs(len(inputs)), batch_size=ROWS, micro_batches=4, **others
-    )
+    return TrainSpec(layers=double, loss=loss, train=rows, collate=pair, batch_size=ROWS, micro_batches=4, **others)
 
 
-class Pairs:
-    """Stacks rows of a TensorDataset: the first ``inputs`` tensors are inputs."""
-
-    def __init__(self, inputs):
-        self.inputs = inputs
-
-    def __call__(self, rows):
-        tensors = [torch.stack(column) for column in zip(*rows, strict=True)]
-        return tuple(tensors[: self.inputs]), tensors[self.inputs]
+def pair(rows):
+    *inputs, targets = (torch.stack(column) for column in zip(*rows, strict=True))
+    return tuple(inputs), targets
 
 
 def images(size=16, channels=3):
@@ -56,7 +42,7 @@ class Lambda(nn.Module):
 class First(nn.Module):
     """The first of a module's outputs."""
 
-    def __init__(self, module, *names):
+    def __init__(self, module):
         super().__init__()
         self.module = module
 
@@ -65,19 +51,12 @@ class First(nn.Module):
         return output if isinstance(output, torch.Tensor) else output[0]
 
 
-def without_inplace(module):
-    for child in module.modules():
-        if hasattr(child, "inplace"):
-            child.inplace = False
-    return module
-
-
 def resnet_18():
     """transformers' ResNet of basic blocks with BatchNorm, block by block."""
     config = ResNetConfig(
         embedding_size=8, hidden_sizes=[8, 16, 16, 16], depths=[2, 2, 2, 2], layer_type="basic", num_labels=5
     )
-    model = without_inplace(ResNetForImageClassification(config))
+    model = ResNetForImageClassification(config)
     blocks = [block for stage in model.resnet.encoder.stages for block in stage.layers]
     layers = [
         First(model.resnet.embedder),
@@ -107,20 +86,12 @@ class TokenLoss(nn.Module):
 
 def gpt2():
     """GPT-2, whose embedding is its output projection too."""
-    config = GPT2Config(
-        n_layer=3, n_embd=16, n_head=2, vocab_size=50, n_positions=16, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return language(GPT2LMHeadModel(config))
+    return language(mutations.gpt2(n_layer=3, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0))
 
 
 def llama():
     """Llama, with rotary positions and grouped keys."""
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=50, max_position_embeddings=16,
-    )  # fmt: skip
-    return language(LlamaForCausalLM(config))
+    return language(mutations.llama(num_hidden_layers=3))
 
 
 def lstm_stack():
@@ -200,8 +171,8 @@ class Last(nn.Module):
 
 def two_inputs():
     """Numbers and ids; layers pass two tensors on. One layer runs twice, and shares weight and bias with itself."""
-    (x, ids), pair = (torch.randn(ROWS, 8), torch.randint(0, 20, (ROWS, 4))), Pair()
-    return spec([Merge(), pair, pair, Last()], [x, ids], torch.randn(ROWS, 3).double(), nn.SmoothL1Loss())
+    (x, ids), twice = (torch.randn(ROWS, 8), torch.randint(0, 20, (ROWS, 4))), Pair()
+    return spec([Merge(), twice, twice, Last()], [x, ids], torch.randn(ROWS, 3).double(), nn.SmoothL1Loss())
 
 
 MODELS = (resnet_18, gpt2, llama, lstm_stack, u_net, frozen, two_inputs)

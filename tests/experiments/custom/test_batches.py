@@ -205,6 +205,27 @@ def test_a_mini_batch_whose_targets_are_all_ignored_is_refused():
         SpecBatches(spec(lambda step: ignored), 2, 0).batch(0, 0, 1, 1)
 
 
+@pytest.mark.parametrize("count", [0, -1.0, float("nan"), torch.tensor(float("nan"))])
+def test_units_of_ones_own_must_be_more_than_nothing(count):
+    with pytest.raises(DataError, match=rf"no units to take the mean over: units returned {float(count)}"):
+        SpecBatches(spec(numbers(4), units=lambda labels: count), 2, 0).batch(0, 0, 1, 1)
+
+
+def test_units_must_be_one_number():
+    own = spec(numbers(4), units=lambda labels: (labels != 0).float())
+    with pytest.raises(SettingError, match=r"units returns a tensor of shape \(2,\); it must be one number: \.sum\(\)"):
+        SpecBatches(own, 2, 0).batch(0, 0, 1, 1)
+
+
+def test_a_stream_without_a_length_is_refused():
+    class Stream(list):
+        def __len__(self):
+            raise TypeError("a stream")
+
+    with pytest.raises(DataError, match=r"len\(\) of train cannot be read: TypeError: a stream"):
+        SpecBatches(spec(Stream()), 2, 0)
+
+
 def test_metrics_count_rows_whatever_the_loss_divides_by():
     weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.5]))
     batches = SpecBatches(spec(numbers(8), weighted), 4, 0)

@@ -9,17 +9,15 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from experiments.custom import layer_traits
+from experiments.custom.layer_traits import traits_of
 from experiments.custom.trial import Trial
 
 ROWS, WIDTH = 4, 6
 X = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
 CALLS = itertools.count(1)
 IDS = torch.arange(ROWS * 3).view(ROWS, 3)
-
-
-def traits_of(layer, inputs, rows):
-    return layer_traits.traits_of(Trial(layer, inputs), rows)
+TIME_FIRST = X.T.contiguous()
+"""Its second axis has the rows."""
 
 
 class Layer(nn.Module):
@@ -51,15 +49,12 @@ def spectral_norm_that_goes_on():
     return spectral_norm(linear)
 
 
-DRAWS, ROWS_DEPEND = "draws random numbers", "has rows that depend on the other rows"
+DRAWS, ROWS_DEPEND = "draws random numbers", "has rows that depend on the other rows of their micro-batch"
 TRAITS = {
     "Dropout": (nn.Dropout(0.3), [DRAWS]),
     "random": (weighted(lambda self, x: x * random.random()), [DRAWS]),
     "numpy": (weighted(lambda self, x: x * float(np.random.rand())), [DRAWS]),
-    "BatchNorm": (
-        nn.BatchNorm1d(WIDTH),
-        ["changes its buffer running_mean and 2 more in each forward", ROWS_DEPEND],
-    ),
+    "BatchNorm": (nn.BatchNorm1d(WIDTH), ["changes its buffer running_mean and 2 more in each forward", ROWS_DEPEND]),
     "two BatchNorms": (
         nn.Sequential(nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)),
         ["changes its buffer 0.running_mean and 5 more in each forward", ROWS_DEPEND],
@@ -87,46 +82,32 @@ TRAITS = {
         Layer(lambda self, x: x * self.weight + torch.rand(1, generator=self.own)),
         ["draws from its own generator own in each forward, and again in each recompute"],
     ),
+    "two inputs": (nn.Bilinear(WIDTH, WIDTH, 2), [], X, X.flip(0)),
+    "an unused input": (
+        Layer(lambda self, x, y: x * self.weight), ["ignores its input 1: no gradient reaches it"], X, X,
+    ),
+    "rows of ids": (nn.Embedding(ROWS * 3, WIDTH), [], IDS),
+    "ids from the largest": (Layer(lambda self, ids: (ids.max() - ids)[:, :, None] * self.weight), [ROWS_DEPEND], IDS),
+    "softmax over the time of rows on the second axis": (
+        Layer(lambda self, x: x.softmax(0) * self.weight[:, None]), [], TIME_FIRST,
+    ),
+    "softmax over rows on the second axis": (
+        Layer(lambda self, x: x.softmax(1) * self.weight[:, None]), [ROWS_DEPEND], TIME_FIRST,
+    ),
+    "a number among the inputs": (Layer(lambda self, factor, x: factor * x * self.weight), [], torch.tensor(2.0), X),
 }  # fmt: skip
+"""Layers, what is said of each, and their inputs if these are not ``X``."""
 
 
 @pytest.mark.parametrize("name", TRAITS)
 def test_each_trait_is_named_and_nothing_else(name):
-    layer, expected = TRAITS[name]
+    layer, expected, *inputs = TRAITS[name]
     before = {key: value.clone() for key, value in layer.state_dict().items()}
-    found = [trait.text for trait in traits_of(layer, (X,), ROWS)]
+    found = [trait.text for trait in traits_of(Trial(layer, inputs or (X,)), ROWS)]
     assert len(found) == len(expected), found
     assert all(text.startswith(start) for text, start in zip(found, expected, strict=True)), found
     assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
 
 
-def test_an_input_that_no_output_depends_on_is_named():
-    both = nn.Bilinear(WIDTH, WIDTH, 2)
-    assert traits_of(both, (X, X.flip(0)), ROWS) == []
-    first = Layer(lambda self, x, y: x * self.weight)
-    assert [trait.text for trait in traits_of(first, (X, X), ROWS)] == ["ignores its input 1: no gradient reaches it"]
-
-
-def test_rows_of_ids_count_too():
-    embedding = nn.Embedding(ROWS * 3, WIDTH)
-    assert traits_of(embedding, (IDS,), ROWS) == []
-    from_the_end = Layer(lambda self, ids: (ids.max() - ids).unsqueeze(2) * self.weight)
-    assert [trait.text for trait in traits_of(from_the_end, (IDS,), ROWS)] == [f"{ROWS_DEPEND} of their micro-batch"]
-
-
-def test_rows_of_a_sequence_first_layer_are_those_of_its_second_axis():
-    time_first = X.T.contiguous()  # (WIDTH, ROWS)
-    over_time = Layer(lambda self, x: x.softmax(0) * self.weight.unsqueeze(1))
-    assert traits_of(over_time, (time_first,), ROWS) == []
-    over_rows = Layer(lambda self, x: x.softmax(1) * self.weight.unsqueeze(1))
-    (trait,) = traits_of(over_rows, (time_first,), ROWS)
-    assert trait.text.startswith(ROWS_DEPEND)
-
-
-def test_a_number_among_the_inputs_has_no_rows():
-    scaled = Layer(lambda self, factor, x: factor * x * self.weight)
-    assert traits_of(scaled, (torch.tensor(2.0), X), ROWS) == []
-
-
 def test_one_row_says_nothing_about_rows():
-    assert traits_of(weighted(lambda self, x: x.softmax(0)), (X[:1],), 1) == []
+    assert traits_of(Trial(weighted(lambda self, x: x.softmax(0)), (X[:1],)), 1) == []

@@ -16,17 +16,9 @@ from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.sample import MicroBatch
 from suite.settings import OptimizerSettings
+from tests.experiments.custom.models import Lambda
 
 CPU = torch.device("cpu")
-
-
-class Function(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
 
 
 def mean(outputs, targets):
@@ -91,7 +83,7 @@ def test_the_topmost_reset_of_a_branch_initialises_it():
 
 
 def test_a_layer_that_returns_integers_alone_needs_no_gradient():
-    assert not faults(nn.Sequential(nn.Linear(3, 3), Function(lambda x: x.argmax(1))), nn.Embedding(3, 3))
+    assert not faults(nn.Sequential(nn.Linear(3, 3), Lambda(lambda x: x.argmax(1))), nn.Embedding(3, 3))
 
 
 @pytest.mark.parametrize(
@@ -102,20 +94,15 @@ def test_a_layer_that_returns_integers_alone_needs_no_gradient():
             "layer 1 (Linear) cannot take what layer 0 (Linear) returns, float32 (2, 4): RuntimeError: mat1 and mat2",
         ),
         ([nn.Linear(4, 3)], "layer 0 (Linear) cannot take the inputs, float32 (2, 3)"),
-        ([Function(lambda x: (x, x)), nn.Linear(3, 3)], "layer 1 (Linear) cannot take what layer 0 (Function) returns"),
+        ([Lambda(lambda x: (x, x)), nn.Linear(3, 3)], "layer 1 (Linear) cannot take what layer 0 (Lambda) returns"),
         ([nn.Linear(3, 4)], "the loss cannot take float32 (2, 4) with targets float32 (2, 3): RuntimeError"),
         ([nn.Linear(3, 3).bfloat16()], "layer 0 (Linear) trains weight in bfloat16, where most updates round to"),
+        ([nn.Linear(3, 3), Lambda(torch.detach)], "nothing that the last layer returns depends on a trained parameter"),
     ],
 )
-def test_a_layer_that_cannot_run_is_named_before_workers_start(layers, message):
+def test_layers_that_cannot_run_or_be_trained_are_named_before_workers_start(layers, message):
     assert message in faults(*layers)
     assert "\n" not in faults(*layers)
-
-
-def test_a_model_whose_outputs_depend_on_no_parameter_is_refused():
-    assert "nothing that the last layer returns depends on a trained parameter" in faults(
-        nn.Linear(3, 3), Function(torch.detach)
-    )
 
 
 def test_a_loss_that_uses_a_layer_is_refused():

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from experiments import names, registry
 from experiments.custom.experiment import find_custom
-from experiments.custom.loading import ROOT, absolute, description, load_spec
+from experiments.custom.loading import ROOT, absolute, description, digest, load_spec
 from experiments.registry import find
 from launch import catalog
 from suite import TrainSpec
@@ -49,6 +49,15 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
+
+
+def test_a_file_that_the_file_imports_is_a_part_of_it(folder):
+    before = digest(absolute("own.py:small"))
+    (folder / "helper.py").write_text("WIDTH = 3  # the same\n")
+    assert digest(absolute("own.py:small")) != before
+    (folder / "helper.py").write_text("WIDTH = 3\n")
+    (folder / "other.py").write_text("WIDTH = 4\n")
+    assert digest(absolute("own.py:small")) == before
 
 
 def test_a_run_whose_function_now_returns_other_layers_is_refused(folder):

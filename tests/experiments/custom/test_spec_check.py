@@ -9,12 +9,6 @@ from suite import TrainSpec
 from suite.errors import SettingError
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
-
-
 def with_names(**names):
     layer = nn.Linear(4, 4)
     vars(layer).update(names)
@@ -28,8 +22,9 @@ def spec(layers, **fields):
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        (Net(), "layers is one Net, which no pipeline can cut; give a list of layers, each of which takes what the one "
-                "before returns, such as [model.first, model.second]"),
+        (nn.ModuleDict({"first": nn.ReLU(), "second": nn.ReLU()}),
+         "layers is one ModuleDict, which no pipeline can cut; give a list of layers, each of which takes what the one "
+         "before returns, such as [model.first, model.second]"),
         (nn.Linear(4, 4), "layers is one Linear, which no pipeline can cut; give a list of layers, each of which takes "
                           "what the one before returns, such as [first, second]"),
         (None, "layers is a NoneType; give a list of modules or an nn.Sequential"),
@@ -72,7 +67,6 @@ def test_any_sequence_of_modules_is_a_list_of_layers(layers):
     ("fields", "said"),
     [
         ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss; make one: CrossEntropyLoss()"),
-        ({"loss": "mse"}, "loss is a str; give a function or a module, such as nn.MSELoss()"),
         ({"loss": None}, "loss is a NoneType; give a function or a module, such as nn.MSELoss()"),
         ({"metric": "accuracy"}, "metric is a str; give a function, or a dict of them by name"),
         ({"on_step": 3}, "on_step is a int; give a function"),

@@ -5,7 +5,7 @@ import json
 ODD_VALUES = [None, "x", "3", -1, 0, 1, 3.5, True, [], {}, [1], {"a": 1}, "", 1e999, 20_000]
 
 
-def _changed_config(folder, **fields):
+def change_config(folder, **fields):
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | fields))
 
@@ -13,7 +13,7 @@ def _changed_config(folder, **fields):
 def odd_field(folder, draw):
     name = draw.choice(sorted(json.loads((folder / "config.json").read_text())))
     value = draw.choice(ODD_VALUES)
-    _changed_config(folder, **{name: value})
+    change_config(folder, **{name: value})
     return f"{name} = {value!r}"
 
 
@@ -49,7 +49,7 @@ def other_field(folder, draw):
         {"head_dim": 3}, {"gradient_checkpointing": True}, {"pad_token_id": 99}, {"pruned_heads": {"0": [1]}},
         {"transformers_version": "9.9.9"}, {"_name_or_path": "gpt2"}, {"é\ud800": 1},
     ])  # fmt: skip
-    _changed_config(folder, **fields)
+    change_config(folder, **fields)
     return str(fields).encode("ascii", "replace").decode()
 
 

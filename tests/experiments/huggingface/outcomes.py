@@ -19,9 +19,8 @@ def on_cpu(layers):
     return [materialize(on_meta(layer), 0, torch.device("cpu")).eval() for layer in layers]
 
 
-def logits(layers):
-    """What layers with values make of ``IDS``."""
-    tensor = IDS
+def logits(layers, tensor=IDS):
+    """What layers with values make of token ids."""
     for layer in layers:
         tensor = layer(tensor)
     return tensor

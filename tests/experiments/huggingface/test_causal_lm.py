@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import warnings
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from experiments.huggingface.causal_lm import causal_lm_layers, load_causal_lm, 
 from suite.errors import SettingError, SuiteError
 from suite.pipeline.model.layers import structure_key
 from tests.experiments.huggingface import mutations
+from tests.experiments.huggingface.config_mutations import change_config
 from tests.experiments.huggingface.outcomes import IDS, export, logits, on_cpu, theirs
 
 MODELS = {name: mutations.MODELS[name] for name in ("gpt2", "llama")}
@@ -57,16 +59,8 @@ def test_written_back_the_folder_loads_in_transformers(saved, tmp_path, shard_by
     assert generated[:, : IDS.shape[1]].equal(IDS)
     tokens = IDS
     for _ in range(6):
-        tensor = tokens
-        for layer in trained:
-            tensor = layer(tensor)
-        tokens = torch.cat([tokens, tensor[:, -1:].argmax(-1)], 1)
+        tokens = torch.cat([tokens, logits(trained, tokens)[:, -1:].argmax(-1)], 1)
     assert generated.tolist() == tokens.tolist()
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(SettingError, match=r"has no model\.safetensors; save a model there with save_pretrained"):
-        load_causal_lm(tmp_path)
 
 
 def test_a_model_of_another_type_or_that_needs_a_mask_is_refused():
@@ -115,12 +109,11 @@ def test_a_link_out_of_the_models_folder_is_not_copied(saved, tmp_path):
     (own / "config.json").symlink_to("../../blobs/abc")  # as in the cache of Hugging Face
     (tmp_path / "key").write_text("secret")
     layers = load_causal_lm(own)
-    values = [dict(layer.named_parameters()) for layer in on_cpu(layers)]
-    save_causal_lm(tmp_path / "out", layers, values.__getitem__)
+    export(layers, tmp_path / "out")
     assert (tmp_path / "out" / "config.json").is_file()
     (own / "vocab.json").symlink_to(tmp_path / "key")
     with pytest.raises(SettingError, match=r"vocab.json is a symbolic link to .*key, outside of the model's folder"):
-        save_causal_lm(tmp_path / "more", layers, values.__getitem__)
+        export(layers, tmp_path / "more")
 
 
 @pytest.fixture(params=MODELS)
@@ -175,18 +168,17 @@ def test_tensors_without_a_place_are_named(folder):
         load_causal_lm(folder)
 
 
-def changed(folder, **fields):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | fields))
-
-
 def test_an_exported_configuration_asks_for_no_attention_kernel(folder, tmp_path):
-    changed(folder, attn_implementation="flash_attention_2")
+    change_config(folder, attn_implementation="flash_attention_2")
     export(layers := load_causal_lm(folder), tmp_path / "out")
     torch.testing.assert_close(theirs(tmp_path / "out"), logits(on_cpu(layers)))
 
 
 DAMAGES = {
+    "no files": (
+        lambda folder: [file.unlink() for file in folder.iterdir()],
+        r"own has no model\.safetensors; save a model there with save_pretrained",
+    ),
     "an LFS pointer": (
         lambda folder: (folder / "model.safetensors").write_text(mutations.POINTER),
         r"own/model.safetensors is a Git LFS pointer.* run git lfs pull",
@@ -208,32 +200,17 @@ DAMAGES = {
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
         r"has no model.safetensors; save a model .* \(weights like those in .*own/pytorch_model.bin are not read\)",
     ),
-    "another vocabulary": (
-        lambda folder: changed(folder, vocab_size=60),
-        r"own/model.safetensors has .* of shape \(50, 16\), and config.json asks for \(60, 16\)",
-    ),
-    "too many blocks": (
-        lambda folder: changed(folder, n_layer=10**9, num_hidden_layers=10**9),
-        r"own/config.json describes no model .*: it has 1000000000 blocks, and the folder \d+ tensors",
-    ),
-    "a field of another type": (
-        lambda folder: changed(folder, n_layer="2", num_hidden_layers="2"),
-        "own/config.json describes no model .*expected int, got str",
-    ),
-    "another type": (
-        lambda folder: changed(folder, model_type="mamba"),
-        "own/config.json has the model type 'mamba', which cannot be cut into layers; known: gpt2, llama",
-    ),
-    "quantized": (
-        lambda folder: changed(folder, quantization_config={"quant_method": "gptq"}),
-        "own/config.json has a quantization_config",
-    ),
-    "other weights by name": (
-        lambda folder: changed(folder, transformers_weights="other.safetensors"),
-        "own/config.json has transformers_weights 'other.safetensors'",
-    ),
     "no folder": (lambda folder: folder.rename(folder.with_name("moved")), "own is no folder; nothing is downloaded"),
 }
+FIELDS = [
+    ({"vocab_size": 60}, r"/model.safetensors has .* of shape \(50, 16\), and config.json asks for \(60, 16\)"),
+    ({"n_layer": 10**9}, r"/config.json describes no model .*: it has 1000000000 blocks, and the folder \d+ tensors"),
+    ({"n_layer": "2"}, "/config.json describes no model .*expected int, got str"),
+    ({"model_type": "mamba"}, "/config.json has the model type 'mamba', which cannot be cut .*; known: gpt2, llama"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "/config.json has a quantization_config"),
+    ({"transformers_weights": "other.safetensors"}, "/config.json has transformers_weights 'other.safetensors'"),
+]
+DAMAGES |= {str(fields): (partial(change_config, **fields), f"own{sentence}") for fields, sentence in FIELDS}
 
 
 @pytest.mark.parametrize("folder", ["gpt2"], indirect=True)

@@ -61,6 +61,15 @@ def test_a_cosine_ends_with_the_run() -> None:
     assert run.with_settings("train.steps=90 optimizer.lr_decay=linear").optimizer.lr_decay_steps == 60
 
 
+def test_a_decay_that_was_set_stays_in_a_longer_run() -> None:
+    begin = find("amoebanet_fashion").with_settings("optimizer.lr_decay_steps=10000")  # of a long cosine
+    assert begin.with_settings("train.steps=2000").optimizer.lr_decay_steps == 10_000
+    assert begin.with_settings("optimizer.warmup_steps=50").optimizer.lr_decay_steps == 10_000
+    assert begin.with_settings("train.steps=90 optimizer.lr_decay=cosine").optimizer.lr_decay_steps == 60
+    stable = begin.with_settings("optimizer.lr_decay=wsd optimizer.lr_stable_steps=10 optimizer.lr_decay_steps=20")
+    assert stable.with_settings("train.steps=2000").optimizer.lr_stable_steps == 10
+
+
 def test_wsd_decays_in_the_last_tenth_of_the_run_unless_set() -> None:
     fashion = find("amoebanet_fashion")
 

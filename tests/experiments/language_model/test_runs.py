@@ -49,6 +49,12 @@ def test_other_names_are_not_language_models(name: str) -> None:
         find(name)
 
 
+@pytest.mark.parametrize("name", ["transformer_<L>", "amoebanet_<L>x<D>"])
+def test_the_name_of_all_sizes_is_no_experiment(name: str) -> None:
+    with pytest.raises(SettingError, match="stands for models of any size; write numbers: transformer_13"):
+        find(name)
+
+
 def test_a_laptop_keeps_the_depth_that_it_can_train_and_divides_all_widths_by_one_number() -> None:
     small, line = resolve("transformer_13", "laptop", LAPTOP)
     model = small.model

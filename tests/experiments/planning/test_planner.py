@@ -57,25 +57,19 @@ def test_activations_of_a_feed_forward_layer_are_those_counted_by_hand() -> None
     assert encoder.parameters == matrices + (3 * attention + width + hidden + width) + 4 * width
 
 
-def after_two_steps(work: Measurable) -> tuple[torch.optim.Optimizer, list[list[nn.Parameter]], OperatorRecorder]:
-    """Returns the optimizer of a model, the parameters of each layer, and what was recorded of the second step."""
-    parameters = [list(layer.to_empty(device="cpu").parameters()) for layer in work.build()[0]]
-    every = [parameter for several in parameters for parameter in several]
-    optimizer = make_optimizer(every, work.optimizer)
-    for parameter in every:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    with OperatorRecorder() as recorder:
-        optimizer.step()
-    return optimizer, parameters, recorder
-
-
 def test_a_plan_counts_adafactors_state_and_has_room_for_its_batches_as_they_are_allocated() -> None:
     """The state is small for matrices and as large as the parameter for vectors. A batch may hold parameters of all
     layers of a stage, so a layer by itself does not show it."""
     settings = "pipeline.stages=1 model.width=64 text.vocabulary=500"
     adafactor, adamw = linear(f"{settings} optimizer.name=adafactor"), linear(settings)
-    optimizer, parameters, recorder = after_two_steps(adafactor)
+    parameters = [list(layer.to_empty(device="cpu").parameters()) for layer in adafactor.build()[0]]
+    every = [parameter for several in parameters for parameter in several]
+    optimizer = make_optimizer(every, adafactor.optimizer)
+    for parameter in every:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # which makes the state
+    with OperatorRecorder() as recorder:
+        optimizer.step()
     expected = [
         sum(
             value.nbytes
@@ -170,14 +164,15 @@ def test_layer_costs_do_not_depend_on_the_memory_of_a_device() -> None:
     assert small == large
 
 
-def test_too_few_devices_and_too_few_rows_are_told_at_once_before_anything_is_measured() -> None:
-    def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
-        raise AssertionError("measured")
+def unpriced(work: Measurable, cluster: Cluster) -> LayerCosts:
+    raise AssertionError("priced")
 
+
+def test_too_few_devices_and_too_few_rows_are_told_at_once_before_anything_is_measured() -> None:
     work = linear("pipeline.stages=2 pipeline.replicas=3 pipeline.micro_batches=800")
     said: list[str] = []
     with pytest.raises(PlanError) as fault:
-        plan_request(work, replace(ROOMY, devices=5), layer_costs, log=said.append)
+        plan_request(work, replace(ROOMY, devices=5), unpriced, log=said.append)
     devices, rows = fault.value.errors
     assert devices.startswith("K = 2 stages x R = 3 replicas need 6 devices, there are 5 GPUs")
     assert rows.startswith("R = 3 x M = 800 micro-batches are more than the 32 examples")
@@ -199,10 +194,7 @@ class Frozen(LinearModel):
 
 
 def test_a_model_that_is_frozen_whole_is_refused_before_anything_is_priced() -> None:
-    def layer_costs(work: Measurable, cluster: Cluster) -> LayerCosts:
-        raise AssertionError("priced")
-
-    fault = refused(Frozen.validated(linear("pipeline.stages=2").model_dump()), ROOMY, layer_costs)
+    fault = refused(Frozen.validated(linear("pipeline.stages=2").model_dump()), ROOMY, unpriced)
     assert re.match(r"all \d+ parameters of the model are frozen", str(fault))
     assert fault.remedy == ""
 
@@ -251,17 +243,21 @@ def test_the_papers_6b_fits_its_own_devices() -> None:
     assert all(4 * GIB < stage.peak_bytes < 16 * GIB for stage in planned.plan.cells)
 
 
+SLOW = Link(0.0, 1e6)
+
+
+def step_over(nodes: tuple[int, ...], work: Measurable, link: Link, reduction: Link | None = None) -> float:
+    """Returns the seconds of a step on H100s of nodes with so many each."""
+    held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
+    cluster = Cluster(4, 79 * GIB, "gpu", held, parse_cluster("4xH100", LAPTOP).device, link, reduction)
+    return plan_request(work, cluster, estimated_costs).step_s
+
+
 def test_a_plan_over_nodes_says_where_workers_go_and_plays_the_network_at_the_cuts() -> None:
     work = linear("pipeline.stages=4 pipeline.micro_batches=4")
-    device = parse_cluster("4xH100", LAPTOP).device
-    slow = Link(0.0, 1e6)
-
-    def step(nodes: tuple[int, ...]) -> float:
-        held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
-        return plan_request(work, Cluster(4, 79 * GIB, "gpu", held, device, slow), estimated_costs).step_s
-
-    assert step((4,)) == step((8,)) == plan_request(work, parse_cluster("4xH100", LAPTOP), estimated_costs).step_s
-    assert step((4,)) < step((3, 1)) < step((1, 1, 1, 1))
+    inside = plan_request(work, parse_cluster("4xH100", LAPTOP), estimated_costs).step_s
+    four, eight, three, ones = (step_over(nodes, work, SLOW) for nodes in ((4,), (8,), (3, 1), (1, 1, 1, 1)))
+    assert inside == four == eight < three < ones
     planned = plan_request(work, parse_cluster("2x2xH100", LAPTOP), estimated_costs)
     assert "  replica 0: stages 0-1 on node 0, stages 2-3 on node 1" in planned.lines()
     assert planned.as_dict()["nodes"] == ["node 0", "node 0", "node 1", "node 1"]
@@ -277,16 +273,10 @@ def test_workers_of_one_node_of_cpus_share_its_memory() -> None:
 
 def test_a_reduction_between_nodes_takes_what_was_measured_of_one_and_inside_a_node_what_the_device_has() -> None:
     work = linear("pipeline.stages=1 pipeline.replicas=2 pipeline.micro_batches=4")
-    device = parse_cluster("2xH100", LAPTOP).device
-
-    def step(nodes: tuple[int, ...], reduction: Link | None) -> float:
-        held = tuple(Node(str(at), f"node {at}", count, count) for at, count in enumerate(nodes))
-        cluster = Cluster(2, 79 * GIB, "gpu", held, device, Link(0.0, 1e9), reduction)
-        return plan_request(work, cluster, estimated_costs).step_s
-
-    slow = Link(0.0, 1e6)
-    assert step((2,), slow) == step((2,), None)
-    assert step((2,), None) < step((1, 1), None) < step((1, 1), slow)
+    inside, unmeasured, within, between = (
+        step_over(nodes, work, Link(0.0, 1e9), reduction) for reduction in (None, SLOW) for nodes in ((2,), (1, 1))
+    )
+    assert within == inside < unmeasured < between
 
 
 def test_devices_that_others_hold_are_no_fault_of_the_plan() -> None:

@@ -100,17 +100,15 @@ def test_the_closed_form_of_the_mean_stage():
     assert closed_form([cost(0.5, 1.0), cost(1.5, 3.0)] * 4, 8) == 15 * 3 + 7
 
 
-def step(rows):
-    return Timeline(tuple(tuple(Span(kind, i, start, end) for kind, i, start, end in row) for row in rows))
+def step(*rows):
+    return Timeline(tuple(tuple(Span(*span) for span in row) for row in rows))
 
 
 def test_shares_of_a_step_by_hand():
     """Two stages, one micro-batch, F = 1, B = 2; the message to stage 1 takes 1; the update 1. 9 seconds in all."""
     timeline = step(
-        [
-            [("F", 0, 0, 1), ("B", 0, 6, 8), ("U", -1, 8, 9)],
-            [("F", 0, 2, 3), ("B", 0, 3, 5), ("U", -1, 8, 9)],
-        ]
+        [("F", 0, 0, 1), ("B", 0, 6, 8), ("U", -1, 8, 9)],
+        [("F", 0, 2, 3), ("B", 0, 3, 5), ("U", -1, 8, 9)],
     )
     parts = shares(timeline)
     assert set(parts) == set(PARTS)
@@ -125,10 +123,8 @@ def test_shares_of_a_step_by_hand():
 
 def test_imbalance_is_the_cost_of_a_heavier_stage():
     timeline = step(
-        [
-            [("F", 0, 0, 1), ("F", 1, 1, 2), ("B", 1, 8, 9), ("B", 0, 11, 12)],
-            [("F", 0, 1, 4), ("F", 1, 4, 7), ("B", 1, 7, 8), ("B", 0, 10, 11)],
-        ]
+        [("F", 0, 0, 1), ("F", 1, 1, 2), ("B", 1, 8, 9), ("B", 0, 11, 12)],
+        [("F", 0, 1, 4), ("F", 1, 4, 7), ("B", 1, 7, 8), ("B", 0, 10, 11)],
     )
     parts = shares(timeline)
     assert parts["imbalance"] == pytest.approx(1 / 12)  # F 1 and 3 need 10 seconds, F 2 and 2 would need 9, of 12

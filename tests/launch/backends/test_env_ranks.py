@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 
 from experiments.base.hints import command
 from experiments.registry import find
@@ -142,11 +142,43 @@ def test_an_error_of_another_rank_ends_all_and_arrives_as_it_was(attempt):
     assert codes == [2]
 
 
+def test_the_others_say_that_rank_0_is_lost():
+    class Gone:
+        def check(self, keys):
+            raise DistNetworkError("Failed to recv, got 0 bytes")
+
+    with pytest.raises(PlacementError, match="rank 0 is lost, at node-7 29500; start all again, with gpipe resume"):
+        Ranks(1, 2, 0, Gone(), "node-7 29500").serve()
+
+
+@pytest.mark.parametrize(
+    ("variables", "world", "local"),
+    [
+        ({}, 4, 4),
+        ({"SLURM_NNODES": "2"}, 4, 2),
+        ({"SLURM_NNODES": "2"}, 3, None),
+        ({"SLURM_NNODES": "4"}, 2, None),
+        ({"SLURM_NNODES": "4", "LOCAL_WORLD_SIZE": "2"}, 4, 2),  # torchrun on two of four nodes
+        ({"LOCAL_WORLD_SIZE": "3"}, 4, None),
+    ],
+)
+def test_each_node_has_equally_many_processes(monkeypatch, variables, world, local):
+    for name in ("SLURM_NNODES", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if local is None:
+        with pytest.raises(SettingError, match="start equally many on each"):
+            env_ranks._ranks_per_node(world)
+    else:
+        assert env_ranks._ranks_per_node(world) == local
+
+
 def test_a_rank_that_is_lost_ends_the_attempt_and_the_run(attempt, monkeypatch):
     store, first, experiment, watchdog = attempt
     monkeypatch.setattr(env_ranks, "LOST_S", 0.5)
     launcher = RankLauncher(WithoutProcess(0, 2, 0, store, ""))
     with pytest.raises(WorkerDiedError, match="worker 1 gave no result: its rank was silent for"):
         launcher.run(first, experiment, watchdog)
-    with pytest.raises(PlacementError, match=r"rank 1 of 2 is lost; start all of them again"):
+    with pytest.raises(PlacementError, match=r"rank 1 of 2 is lost; start all again"):
         launcher.available_devices(2)

@@ -8,7 +8,7 @@ def test_measured_links_are_found_and_measured_again(tmp_path):
     cache = tmp_path / "new" / "cache"
     assert read_links(cache, "head:6379") is None
     for rate in (1e9, 2e9):  # the second time the folder is there
-        links = LinkSpeeds("head:6379", 8, between_nodes=Link(1e-4, rate))
+        links = LinkSpeeds("head:6379", between_nodes=Link(1e-4, rate))
         assert write_links(cache, links) == cache / file_of("head:6379")
         assert read_links(cache, "head:6379") == links
     assert read_links(cache, "other:6379") is None

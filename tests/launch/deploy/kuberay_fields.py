@@ -22,18 +22,13 @@ def faults(manifest):
 
 
 def _of(value, expected, path):
-    if expected.startswith("list of "):
-        if not isinstance(value, list):
-            yield f"{path}: {value!r} is no list"
+    outer, is_several, inner = expected.partition(" of ")
+    if is_several:
+        if isinstance(value, {"list": list, "map": dict}[outer]):
+            for key, one in value.items() if outer == "map" else enumerate(value):
+                yield from _of(one, inner, f"{path}.{key}")
         else:
-            for index, one in enumerate(value):
-                yield from _of(one, expected.removeprefix("list of "), f"{path}[{index}]")
-    elif expected.startswith("map of "):
-        if not isinstance(value, dict):
-            yield f"{path}: {value!r} is no map"
-        else:
-            for name, one in value.items():
-                yield from _of(one, expected.removeprefix("map of "), f"{path}.{name}")
+            yield f"{path}: {value!r} is no {outer}"
     elif expected.startswith("|"):
         if value not in expected[1:-1].split("|"):
             yield f"{path}: {value!r} is none of {expected}"

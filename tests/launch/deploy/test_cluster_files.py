@@ -1,6 +1,5 @@
 """What a platform team is given: image, manifests, a `ray up` file, a Slurm script. None may drift from the suite."""
 
-import copy
 import re
 import tomllib
 
@@ -24,6 +23,18 @@ def manifest(name):
     return yaml.safe_load(text(f"launch/deploy/kuberay/{name}.yaml"))
 
 
+CLUSTER = manifest("raycluster")["spec"]
+HEAD, WORKERS = CLUSTER["headGroupSpec"], CLUSTER["workerGroupSpecs"][0]
+CONTAINERS = [container for group in (HEAD, WORKERS) for container in group["template"]["spec"]["containers"]]
+"""One of the head, one of the workers."""
+
+
+def test_the_two_manifests_make_the_same_cluster():
+    assert manifest("rayjob")["spec"]["rayClusterSpec"] == CLUSTER
+    assert CLUSTER["workerGroupSpecs"] == [WORKERS]
+    assert len(CONTAINERS) == 2
+
+
 def test_pods_are_reached_by_one_another_and_else_only_where_ray_asks_for_the_token():
     policy = manifest("network")
     assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
@@ -33,35 +44,15 @@ def test_pods_are_reached_by_one_another_and_else_only_where_ray_asks_for_the_to
     assert among == {"from": [{"podSelector": spec["podSelector"]}]}
     assert jobs == {"ports": [{"port": 8265, "protocol": "TCP"}]}
     assert label["operator"] == "Exists"
-    assert all(label["key"] in group["labels"] for cluster in clusters() for group in groups(cluster))
+    assert all(label["key"] in group["labels"] for group in (HEAD, WORKERS))
 
 
-def clusters():
-    """Every Ray cluster that the manifests make."""
-    return [manifest("raycluster")["spec"], manifest("rayjob")["spec"]["rayClusterSpec"]]
-
-
-def groups(cluster):
-    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
-
-
-def container_of(group):
-    (container,) = group["template"]["spec"]["containers"]
-    return container
-
-
-def places(value, path=()):
-    """Every place below a value, as the keys and indices that lead there."""
+def places(value, above=None):
+    """Every place below a value: the name of its map or list, the map or list, and the key or index."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, one in inner:
-        yield (*path, key)
-        yield from places(one, (*path, key))
-
-
-def at(value, path):
-    for key in path:
-        value = value[key]
-    return value
+        yield above, value, key
+        yield from places(one, key)
 
 
 def ray_up():
@@ -76,23 +67,22 @@ FREE = {"rayStartParams", "labels", "nodeSelector", "limits", "requests"}
 def test_the_fields_of_a_manifest_are_kuberays_and_none_can_be_misspelled_or_of_another_type(name):
     whole = manifest(name)
     assert faults(whole) == []
-    for path in places(whole):
-        *above, key = path
-        if isinstance(key, str) and (not above or above[-1] not in FREE):
-            wrong = copy.deepcopy(whole)
-            at(wrong, above)[f"{key}s"] = at(wrong, above).pop(key)
-            assert faults(wrong), f"{path} was misspelled"
-        other = {} if isinstance(at(whole, path), str | int) else "text"
-        wrong = copy.deepcopy(whole)
-        at(wrong, above)[key] = other
-        assert faults(wrong), f"{path} was {other!r}"
+    for above, parent, key in [*places(whole)]:
+        good = parent[key]
+        if isinstance(key, str) and above not in FREE:
+            parent[f"{key}s"] = parent.pop(key)
+            assert faults(whole), f"{key} of {above} was misspelled"
+            del parent[f"{key}s"]
+        parent[key] = {} if isinstance(good, str | int) else "text"
+        assert faults(whole), f"{key} of {above} was {parent[key]!r}"
+        parent[key] = good
+    assert faults(whole) == []
 
 
 def test_what_kuberay_refuses_beyond_the_types_is_not_asked_for():
     for name, longest in (("raycluster", 53), ("rayjob", 47)):
         assert re.fullmatch(rf"[a-z][-a-z0-9]{{0,{longest - 2}}}[a-z0-9]", manifest(name)["metadata"]["name"])
-    for cluster in clusters():
-        assert all("labels" not in group["rayStartParams"] for group in groups(cluster))
+    assert "labels" not in HEAD["rayStartParams"].keys() | WORKERS["rayStartParams"].keys()
     job = manifest("rayjob")["spec"]
     assert job["shutdownAfterJobFinishes"]  # otherwise ttlSecondsAfterFinished is refused
     assert job["ttlSecondsAfterFinished"] > 0
@@ -100,19 +90,12 @@ def test_what_kuberay_refuses_beyond_the_types_is_not_asked_for():
     assert job["backoffLimit"] == 0
 
 
-def test_the_two_manifests_make_the_same_cluster():
-    cluster, of_job = clusters()
-    assert cluster == of_job
-
-
 def test_the_devices_are_those_that_the_largest_run_needs():
     pipeline, model = t128_6b().pipeline, t128_6b().model
     devices = pipeline.stages * pipeline.replicas
-    for cluster in clusters():
-        (workers,) = cluster["workerGroupSpecs"]
-        assert workers["replicas"] == workers["minReplicas"] == workers["maxReplicas"]
-        assert workers["replicas"] * container_of(workers)["resources"]["limits"]["nvidia.com/gpu"] == devices
-        assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert WORKERS["replicas"] == WORKERS["minReplicas"] == WORKERS["maxReplicas"]
+    assert WORKERS["replicas"] * CONTAINERS[1]["resources"]["limits"]["nvidia.com/gpu"] == devices
+    assert HEAD["rayStartParams"]["num-cpus"] == "0"
     for name in FILES:
         assert f"K x R = {pipeline.stages} x {pipeline.replicas} = {devices} devices" in text(name), name
         assert f"K = {pipeline.stages} stages" in text(name), name
@@ -133,22 +116,21 @@ def test_the_run_is_the_one_of_the_name_at_the_papers_scale():
 def test_every_pod_shares_the_storage_and_has_shared_memory_for_its_object_store():
     claim = manifest("storage")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    for cluster in clusters():
-        for group in groups(cluster):
-            pod, container = group["template"]["spec"], container_of(group)
-            mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-            volumes = {volume["name"]: volume for volume in pod["volumes"]}
-            variables = {variable["name"]: variable.get("value") for variable in container["env"]}
-            assert variables["GPIPE_STORAGE"] == "/storage"
-            claimed = volumes[mounted["/storage"]]["persistentVolumeClaim"]["claimName"]
-            assert claimed == claim["metadata"]["name"]
-            shared = volumes[mounted["/dev/shm"]]["emptyDir"]
-            assert shared["medium"] == "Memory"
-            store = int(group["rayStartParams"]["object-store-memory"])
-            assert store * 2 <= gibibytes(shared["sizeLimit"]) * 2**30
-            assert gibibytes(shared["sizeLimit"]) < gibibytes(container["resources"]["limits"]["memory"]) / 4
-            assert container["resources"]["limits"] == container["resources"]["requests"]
-            assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
+    for group, container in zip((HEAD, WORKERS), CONTAINERS, strict=True):
+        pod = group["template"]["spec"]
+        mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+        assert variables["GPIPE_STORAGE"] == "/storage"
+        claimed = volumes[mounted["/storage"]]["persistentVolumeClaim"]["claimName"]
+        assert claimed == claim["metadata"]["name"]
+        shared = volumes[mounted["/dev/shm"]]["emptyDir"]
+        assert shared["medium"] == "Memory"
+        store = int(group["rayStartParams"]["object-store-memory"])
+        assert store * 2 <= gibibytes(shared["sizeLimit"]) * 2**30
+        assert gibibytes(shared["sizeLimit"]) < gibibytes(container["resources"]["limits"]["memory"]) / 4
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
 
 
 def gibibytes(quantity):
@@ -157,28 +139,24 @@ def gibibytes(quantity):
 
 
 def test_nobody_enters_without_the_token_which_stands_in_no_file():
-    for cluster in clusters():
-        assert cluster["authOptions"] == {"mode": "token", "secretName": "gpipe-token"}
-        for group in groups(cluster):
-            secret = [one for one in container_of(group)["env"] if re.search("TOKEN|KEY|SECRET", one["name"])]
-            assert all("value" not in one and "secretKeyRef" in one["valueFrom"] for one in secret)
+    assert CLUSTER["authOptions"] == {"mode": "token", "secretName": "gpipe-token"}
+    for container in CONTAINERS:
+        secret = [one for one in container["env"] if re.search("TOKEN|KEY|SECRET", one["name"])]
+        assert all("value" not in one and "secretKeyRef" in one["valueFrom"] for one in secret)
 
 
 def test_the_dashboard_can_be_reached_by_its_service():
-    for cluster in clusters():
-        head = cluster["headGroupSpec"]
-        assert head["rayStartParams"]["dashboard-host"] == "0.0.0.0"
-        ports = {port["name"]: port["containerPort"] for port in container_of(head)["ports"]}
-        assert ports == {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
+    assert HEAD["rayStartParams"]["dashboard-host"] == "0.0.0.0"
+    ports = {port["name"]: port["containerPort"] for port in CONTAINERS[0]["ports"]}
+    assert ports == {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}
 
 
 # the image
 
 
 def test_the_versions_are_those_of_the_project():
-    for cluster in clusters():
-        assert cluster["rayVersion"] == PINNED["ray"]
-        assert all(container_of(group)["image"].endswith(f"/{IMAGE}") for group in groups(cluster))
+    assert CLUSTER["rayVersion"] == PINNED["ray"]
+    assert all(container["image"].endswith(f"/{IMAGE}") for container in CONTAINERS)
     python = PROJECT["tool"]["mypy"]["python_version"]
     dockerfile = text("Dockerfile")
     assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == [f"python:{python}-slim-bookworm"]
@@ -205,19 +183,15 @@ def test_the_image_has_all_that_the_suite_needs_at_the_pinned_versions_and_runs_
     files = {"pyproject.toml", "constraints.txt", PROJECT["project"]["readme"], "LICENSE"}
     assert packages | files | {"tests/__init__.py", "tests/gpu"} == copied, "and the check of GPUs"
     assert all((ROOT / name).exists() for name in copied)
+    ignored = text(".dockerignore").splitlines()
+    assert ignored[1] == "*"
+    assert {line[1:] for line in ignored if line.startswith("!")} == copied, "only that is sent to the builder"
     runs = [rest for name, rest in steps if name == "RUN"]
     assert "pip install --constraint constraints.txt ." in runs[1]
     assert "pip install --no-deps ." in runs[2]
     assert "pip check" in runs[2]
     assert [rest for name, rest in steps if name == "USER"] == ["gpipe"]
     assert [name for name, _ in steps].index("USER") > max(i for i, (name, _) in enumerate(steps) if name == "RUN")
-
-
-def test_only_what_is_installed_is_sent_to_the_builder():
-    kept = [line[1:] for line in text(".dockerignore").splitlines() if line.startswith("!")]
-    copied = {word for name, rest in instructions() if name == "COPY" for word in rest.split()[:-1]}
-    assert text(".dockerignore").splitlines()[1] == "*"
-    assert set(kept) == copied
 
 
 # ray up

@@ -133,7 +133,7 @@ def test_gpus_of_a_node_are_named_and_judged_by_what_they_have_together():
         return links._summary("head:6379", [a, b], gpus, answers)
 
     speeds, found = measured(0.06e9, 0.07e9)  # a gigabit port that two GPUs share
-    assert speeds == LinkSpeeds("head:6379", 2, Link(1e-4, 0.06e9), Link(1e-3, 0.06e9))
+    assert speeds == LinkSpeeds("head:6379", Link(1e-4, 0.06e9), Link(1e-3, 0.06e9))
     assert [(one.level, one.found) for one in found] == [
         ("ok", "2 measured, the slowest a GPU 0 - b GPU 0: 0.1 ms, 60 MB/s"),
         ("ok", "over 2 nodes, 2 GPUs of each at once: 1 ms, 60 MB/s"),

@@ -8,10 +8,11 @@ from torch import nn
 
 from experiments.base.cluster import Cluster
 from experiments.custom.experiment import find_custom
-from launch.diff import plain_training, short_training
+from launch.diff import check, plain_training, short_training
 from suite import TrainSpec
 from suite.errors import SettingError
 from suite.settings import PipelineSettings
+from tests.launch.command_line import call, refusal
 
 TWO = PipelineSettings(replicas=2, micro_batches=2)
 
@@ -54,6 +55,24 @@ def machine(monkeypatch):
     return set_memory
 
 
+@pytest.mark.slow
+def test_a_pipeline_that_lacks_memory_is_not_tried(machine, tmp_path, monkeypatch):
+    machine(70)
+    shapes = [TWO, PipelineSettings(stages=2, micro_batches=4)]
+    monkeypatch.setattr(check, "_shapes", lambda *_: (shapes, []))
+    code, out, errors = call("check", f"{__file__}:wide", "--steps", "1", folder=tmp_path)
+    assert (code, errors) == (0, ""), out
+    assert re.search(r"not tried: micro_batches=2 replicas=2, because .* needs 0\.0\d GiB", out), out
+    assert out.startswith("40 layers, "), out
+    assert "  stages=2: same " in out
+
+
+def test_a_model_too_large_for_one_process_is_refused_with_numbers(machine, tmp_path):
+    machine(20)
+    found = refusal("check", f"{__file__}:wide", "--steps", "1", folder=tmp_path)
+    assert "GiB and there are 0.0; use a machine with more memory, or compare a model with fewer layers" in found
+
+
 def test_what_a_pipeline_lacks_is_said_if_it_is_memory_and_not_a_fault_that_no_memory_helps(machine):
     machine(42)
     experiment = find_custom(f"{__file__}:wide")
@@ -61,6 +80,6 @@ def test_what_a_pipeline_lacks_is_said_if_it_is_memory_and_not_a_fault_that_no_m
     machine(200)
     assert short_training.memory_fault(experiment.with_pipeline(TWO)) == ""
     machine(24)
-    too_many = find_custom(f"{__file__}:wide").with_pipeline(PipelineSettings(micro_batches=9))
+    too_many = experiment.with_pipeline(PipelineSettings(micro_batches=9))
     assert "9 micro-batches" in short_training._fault(too_many, short_training.shared_devices())
     assert short_training.memory_fault(too_many) == ""

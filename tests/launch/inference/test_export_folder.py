@@ -34,15 +34,6 @@ def folder(tmp_path):
     return folder
 
 
-def test_a_second_export_keeps_what_is_the_users(folder):
-    export(folder, config_json="new", model_safetensors="new")
-    assert tree(folder) == {
-        "config.json": "new", "model.safetensors": "new", ".git/HEAD": "main", ".gitattributes": "lfs",
-        "notes.md": "mine",
-    }  # fmt: skip
-    assert [path.name for path in folder.parent.iterdir()] == ["export"]
-
-
 def test_an_export_that_fails_while_it_is_written_keeps_the_previous_one(folder):
     before = tree(folder)
 
@@ -69,7 +60,7 @@ def test_files_have_the_mode_of_new_files(tmp_path, mask):
 
 
 @pytest.mark.parametrize("renames", range(6))
-def test_an_export_that_is_killed_loses_nothing(folder, monkeypatch, renames):
+def test_an_export_keeps_what_is_the_users_and_loses_nothing_when_it_is_killed(folder, monkeypatch, renames):
     before, done = tree(folder), []
     rename = type(folder).rename
 
@@ -89,3 +80,4 @@ def test_an_export_that_is_killed_loses_nothing(folder, monkeypatch, renames):
     export(folder, config_json="newest", model_safetensors="newest")
     kept = {"config.json": "newest", "model.safetensors": "newest"}
     assert tree(folder) == kept | {".git/HEAD": "main", ".gitattributes": "lfs", "notes.md": "mine"}
+    assert [path.name for path in folder.parent.iterdir()] == ["export"]

@@ -150,7 +150,7 @@ def test_a_last_layer_of_another_shape_starts_anew(trained):
     assert torch.allclose(found["layers.2.weight"], before["layers.2.weight"], atol=1e-6)
     assert found["layers.4.1.weight"].shape == (3, 40)
     messages = (other / "messages.log").read_text()
-    assert f"layer 4, the last one, starts anew, because it is not that of {run}: out.bias is extra" in messages
+    assert f"layer 4, the last one, starts anew; it is not that of {run}: out.bias is extra" in messages
 
 
 def test_a_run_of_another_model_that_cannot_start_from_another_is_refused(trained):

@@ -52,20 +52,13 @@ def set_stdin(monkeypatch, data):
 
 def test_many_lines_are_translated_in_order_by_one_start_of_the_workers(monkeypatch):
     lines = ["Save the file", "", "Open", "Close the window now"]
-    alone = []
-    for line in lines:
-        if line:
-            console = Console(record=True, width=500, file=io.StringIO())
-            translate("made", "de", line, console)
-            alone.append(console.export_text())
+    alone = [call("translate", "made", "--to", "de", line)[1] for line in lines if line]
     starts = []
     started = decoding.run_processes
     monkeypatch.setattr(decoding, "run_processes", lambda *a, **k: starts.append(1) or started(*a, **k))
-    for source in ("text", "standard input"):
-        set_stdin(monkeypatch, "\n".join(lines).encode())
-        console = Console(record=True, width=500, file=io.StringIO())
-        translate("made", "de", "\n".join(lines) if source == "text" else "", console)
-        assert console.export_text() == alone[0] + "\n" + "".join(alone[1:])
+    set_stdin(monkeypatch, "\n".join(lines).encode())
+    for text in ("\n".join(lines), ""):  # empty: of standard input
+        assert call("translate", "made", "--to", "de", text)[1] == alone[0] + "\n" + "".join(alone[1:])
     assert len(starts) == 2
 
 

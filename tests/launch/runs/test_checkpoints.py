@@ -18,7 +18,7 @@ from launch.runs.checkpoints import (
     kind_of_checkpoint,
 )
 from suite.errors import CheckpointError, SettingError
-from suite.training.checkpoint import Storage, parse_choice
+from suite.training.checkpoint import Storage, abandon_later, parse_choice
 from suite.training.checkpoint.manifest import File, Manifest, digest, layer_file
 from tests.launch.command_line import call
 from tests.suite.training.checkpoint.saves import layer_path
@@ -102,6 +102,16 @@ def test_without_validation_there_is_no_best_checkpoint(run):
     write(run.checkpoints, 10)
     with pytest.raises(CheckpointError, match=r"has no best checkpoint, because no validation .* of steps 10; choose"):
         checkpoints_to_use(run, find("t12_400m"), "best", print)
+
+
+def test_a_run_that_went_back_to_a_checkpoint_that_is_damaged_now_has_none_to_use(run):
+    for step in (10, 20):
+        write(run.checkpoints, step)
+    abandon_later(Storage(run.checkpoints), 10)
+    (run.checkpoints / "00000010/manifest.json").write_text("torn")
+    with pytest.raises(CheckpointError, match="gone or damaged, and abandoned that of step 20; choose this"):
+        checkpoints_to_use(run, find("t12_400m"), None, print)
+    assert [each.step for each in checkpoints_to_use(run, find("t12_400m"), 20, print)] == [20]
 
 
 def test_no_valid_checkpoint_is_exit_code_1(run, monkeypatch):

@@ -30,6 +30,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.training.jsonl import read_lines
 
+THIS = Cluster(2, 2**33, "cpu")
 KILLED = Cause("death", "killed", "SIGKILL", 0, 1, 17, "B3")
 BUG = Cause("program", "a bug", "ZeroDivisionError", 0, 1, 17, "F2")
 STALL = Cause("stall", "lost the connection", "PeerLostError")
@@ -130,7 +131,7 @@ def test_the_cause_of_a_failure_and_where_it_was(error, has_verdict, expected):
 
 
 def test_attempts_are_numbered_across_resumes(tmp_path):
-    experiment = find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu"))
+    experiment = find("t24_1_3b_wide").at_laptop_scale(THIS)
     path = tmp_path / "attempts.jsonl"
     attempts = AttemptLog(path)
     assert attempts.begin(experiment) == 1
@@ -148,12 +149,12 @@ def test_attempts_are_numbered_across_resumes(tmp_path):
 
 
 def planned_at(settings):
-    work = find("t24_1_3b_wide").at_laptop_scale(Cluster(2, 2**33, "cpu")).with_settings(settings)
-    return try_plan(work, parse_cluster("12x16GiB", Cluster(2, 2**33, "cpu")), estimated_costs)
+    work = find("t24_1_3b_wide").at_laptop_scale(THIS).with_settings(settings)
+    return try_plan(work, parse_cluster("12x16GiB", THIS), estimated_costs)
 
 
 def sizes(planned, devices):
-    left = parse_cluster(f"{max(1, devices)}x16GiB", Cluster(2, 2**33, "cpu"))
+    left = parse_cluster(f"{max(1, devices)}x16GiB", THIS)
     runs = smaller_runs(planned, devices, lambda: left)
     return [(run.pipeline.stages, run.pipeline.replicas, run.pipeline.micro_batches) for run in runs]
 
@@ -169,22 +170,16 @@ def test_a_run_shrinks_to_its_fastest_shape_with_its_mini_batch_and_micro_batche
     assert sizes(planned, 0) == []
 
 
-def run_on(there, work, folder):
-    """Returns a planned run on the cluster that is the only item of ``there``, now and later."""
-
-    def plan(asked):
-        return try_plan(asked, there[0], estimated_costs)
-
-    session = SimpleNamespace(backend=SimpleNamespace(cluster=lambda: there[0]), is_brief=True, plan=plan)
-    return CurrentRun(session, RunFolder(folder), plan(work), False, None)
-
-
 def test_a_run_goes_on_with_fewer_devices_and_with_its_own_plan_when_they_are_back(tmp_path):
-    this = Cluster(2, 2**33, "cpu")
-    whole, few = (parse_cluster(text, this) for text in ("4xH100", "3xH100"))
-    work = find("t24_1_3b_wide").at_laptop_scale(this).with_settings("pipeline.stages=2 pipeline.replicas=2")
+    whole, few = (parse_cluster(text, THIS) for text in ("4xH100", "3xH100"))
+    work = find("t24_1_3b_wide").at_laptop_scale(THIS).with_settings("pipeline.stages=2 pipeline.replicas=2")
     there = [whole]
-    current = run_on(there, work, tmp_path)
+    session = SimpleNamespace(
+        backend=SimpleNamespace(cluster=lambda: there[0]),
+        is_brief=True,
+        plan=lambda asked: try_plan(asked, there[0], estimated_costs),
+    )
+    current = CurrentRun(session, RunFolder(tmp_path), session.plan(work), False, None)
     before, requested = current.attempt, current.plan
     assert current.fitted_to(4) == (work, requested, before)
     there[0] = few

@@ -135,7 +135,7 @@ def test_a_wait_does_not_count_as_work_when_it_is_over():
     assert status.waiting == "the gradients"  # others left it waiting: it is not the cause
 
 
-def test_an_action_is_in_the_file_before_the_next_heartbeat(tmp_path):
+def test_an_action_is_in_the_file_before_the_next_heartbeat_and_a_damaged_file_is_ignored(tmp_path):
     status = WorkerStatus()
     with HeartbeatWriter(tmp_path, COORDS[1], 3, status):
         status.begin(Action("B", 2), 17)
@@ -143,6 +143,12 @@ def test_an_action_is_in_the_file_before_the_next_heartbeat(tmp_path):
         last = read_heartbeat(tmp_path, 0, 1, 3)
         assert (last.action, last.step) == ("B1", 17)
         assert read_heartbeat(tmp_path, 0, 1, 2) is None  # another attempt's
+        path = path_of(tmp_path, 0, 1)
+        whole = path.read_bytes()
+        damaged = (whole + b"x", whole[:100], b"\xff" + whole, whole.replace(b'"elapsed_s":', b'"elapsed_s":"x","x":'))
+        for content in damaged:
+            path.write_bytes(content)
+            assert read_heartbeat(tmp_path, 0, 1, 3) is None
     assert read_heartbeat(tmp_path, 0, 1, 3).action == "finished"
 
 
@@ -279,19 +285,6 @@ def test_there_is_no_verdict_while_workers_are_being_placed(watch, monkeypatch):
         watch.paused = False
         wait_until(lambda: watch.verdict is not None)
     assert "sent no heartbeat" in watch.verdict.message
-
-
-def test_a_damaged_heartbeat_file_is_ignored(tmp_path):
-    status = WorkerStatus()
-    with HeartbeatWriter(tmp_path, COORDS[1], 3, status):
-        status.begin(Action("B", 2), 17)
-        path = path_of(tmp_path, 0, 1)
-        whole = path.read_bytes()
-        assert read_heartbeat(tmp_path, 0, 1, 3).action == "B2"
-        damaged = (whole + b"x", whole[:100], b"\xff" + whole, whole.replace(b'"elapsed_s":', b'"elapsed_s":"x","x":'))
-        for content in damaged:
-            path.write_bytes(content)
-            assert read_heartbeat(tmp_path, 0, 1, 3) is None
 
 
 def test_the_watchdog_survives_an_exception_and_the_death_of_its_thread_is_reported(watch, tmp_path, monkeypatch):

@@ -141,6 +141,16 @@ def test_ending_a_member_ends_its_workers_too(tmp_path, monkeypatch):
     process.kill()  # there is nothing left
 
 
+def test_a_member_imports_nothing_from_the_folder_of_the_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch/__init__.py").touch()
+    (tmp_path / "launch/cli.py").write_text("raise SystemExit(7)")
+    process = MemberProcess(SimpleNamespace(log=tmp_path / "log", arguments=lambda launcher: ["--help"]), "local", {})
+    wait_for(lambda: process.poll() is not None)
+    assert process.poll() == 0
+
+
 def test_members_are_commands_that_a_person_can_type(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     member = SWEEPS["low_resource"].members("tiny", LAPTOP, tmp_path / "runs")[5]

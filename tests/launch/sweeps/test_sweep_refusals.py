@@ -13,6 +13,7 @@ from rich.console import Console
 from experiments.base.cluster import Cluster
 from experiments.sweeps.low_resource import RULES
 from experiments.sweeps.registry import SWEEPS
+from launch.sweeps import command as sweep_command
 from launch.sweeps.command import sweep, with_member_threads
 from launch.sweeps.tasks import IGNORED_SETTINGS, tasks_of
 from suite.errors import SettingError
@@ -37,6 +38,20 @@ def test_a_folder_that_holds_another_run_is_rejected(tmp_path, monkeypatch):
         SettingError, match=r"T100-0 holds a run with other settings \(there -> here: .*train.steps 5 -> 4\)"
     ):
         tasks_of(member, tmp_path)
+
+
+def test_a_report_of_all_sweeps_leaves_out_those_without_the_scale(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = []
+    monkeypatch.setattr(sweep_command, "write_report", lambda family, *others: written.append(family.name))
+    for name in ("depth_width", "low_resource"):
+        member = SWEEPS[name].members("laptop_long", sweep_command.this_machine(), tmp_path / "runs")[0]
+        (tmp_path / "runs" / member.folder).mkdir(parents=True)
+        (tmp_path / "runs" / member.folder / "record.json").write_text('{"steps": 1}')
+    sweep_command.report("", "laptop_long", Console(quiet=True))
+    assert {"depth_width", "low_resource"} <= {*written}
+    with pytest.raises(SettingError, match="sweep capacity has no scale 'laptop_long'"):
+        sweep_command.report("capacity", "laptop_long", Console(quiet=True))
 
 
 def test_text_that_a_member_lacks_is_named_before_any_member_starts(tmp_path, monkeypatch, cache):

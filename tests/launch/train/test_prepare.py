@@ -1,4 +1,4 @@
-"""What ``prepare`` does before a run is planned."""
+"""What a command does before a run is planned."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from experiments.registry import find
 from experiments.translation.experiment import TranslationExperiment
 from launch.backends.backend import Backend
 from launch.train import command
+from suite.errors import SettingError
 
 
 @pytest.mark.parametrize("has_data", [False, True])
@@ -30,3 +31,17 @@ def test_processes_import_while_data_are_prepared_for_the_first_time(tmp_path: P
         experiment.data_folder(tmp_path).mkdir(parents=True)
     assert command.prepare(experiment, Recording(), Console(quiet=True)) == experiment
     assert calls == [*([] if has_data else [["import", "datasets", "transformers"]]), ["prepare"]]
+
+
+def test_a_run_that_is_refused_leaves_the_cluster(monkeypatch):
+    """The next one of a script connects again, which Ray refuses to a process that is still connected."""
+    closed = []
+
+    class Recording(Backend):
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr(command, "select_backend", lambda launcher: Recording())
+    with pytest.raises(SettingError, match=r"pipeline\.stages"):
+        command.start("t12_400m", "laptop", "pipeline.stages=0", "ray", Console(quiet=True))
+    assert closed == [True]

@@ -36,6 +36,10 @@ def folder(path, metrics, name="t12_400m", **record):
     return run
 
 
+def page_of(run):
+    return run_page(read_run(run)).html()
+
+
 def step(number, loss=5.0, **more):
     return {"step": number, "train/loss": loss, "train/nll": loss, "train/tokens": 100.0 * number, **more}
 
@@ -100,9 +104,9 @@ def test_a_page_has_the_step_of_each_schedule_that_fits_by_its_memory(tmp_path):
     [picture] = schedule_pictures(read_run(run))
     lines = {line.get_label(): line.get_xydata().tolist() for line in picture.figure.axes[0].get_lines()}
     assert lines == {"1f1b": [[2, 2.0]], "zero_bubble": [[3, 1.5]], "fill_drain": [[4, 2.0]]}
-    assert ">zero_bubble</text>" in run_page(read_run(run)).html()
+    assert ">zero_bubble</text>" in page_of(run)
     run.plan_json.write_text(json.dumps(plan_with(("1f1b", {"step_s": 2.0, "peak_bytes": 2 * GIB}))))
-    assert "Schedules of the plan" not in run_page(read_run(run)).html()
+    assert "Schedules of the plan" not in page_of(run)
 
 
 @pytest.mark.parametrize(("schedule", "cells"), [("1f1b", 1), ("interleaved", 2), ("zbv", 2)])
@@ -175,33 +179,28 @@ def test_what_decides_the_best_validation_is_shown_and_the_metric_has_its_name(t
         ("best validation loss", "0.5000 at step 10"),
     ):  # fmt: skip
         assert f"<dt>{name}</dt><dd>{value}</dd>" in page
-    assert "Loss per row of training and of held-out data." in page
-    assert "Accuracy of training and of held-out data." in page
-    assert "Recall of training and of held-out data." in page
+    for name in ("Loss per row", "Accuracy", "Recall"):
+        assert f"{name} of training and of held-out data." in page
     assert "<dt>scale</dt>" not in page  # a model of one's own has none
     assert page.count(">best, step 10</text>") == 1
 
 
-def test_languages_are_listed_at_the_best_and_the_last_validation(tmp_path):
+def test_languages_are_listed_at_the_best_and_the_last_validation_and_an_early_end_is_said(tmp_path):
+    reason = "stopped early after 4 of 9 steps: 2 validations in a row did not improve"
     lines = [step(2), validation(2, 4.0, de=3.0, fr=5.0), step(4), validation(4, 4.5, de=3.5, fr=5.5)]
-    page = run_page(read_run(folder(tmp_path, lines))).html()
+    page = page_of(folder(tmp_path, lines, steps=4, best_step=2, best_valid_nll=4.0, stopped_early=reason))
     table = page[page.index("Validation nll by language") :]
     assert table.index("best: step 2") < table.index("last: step 4") < table.index(">de<") < table.index(">fr<")
     assert re.search(r">de</td><td>3</td><td>3.5</td>", table)
+    assert f"<p>The run {reason}.</p>" in page
 
 
 def test_of_a_hundred_languages_the_page_shows_both_ends_and_the_others_on_a_click(tmp_path):
     languages = {f"l{at:02}": 3.0 + at / 100 for at in range(100)}
-    page = run_page(read_run(folder(tmp_path, [step(1), validation(1, 4.0, **languages)]))).html()
+    page = page_of(folder(tmp_path, [step(1), validation(1, 4.0, **languages)]))
     table = page[page.index("lowest and highest of 100 languages") : page.index("all 100 languages")]
     assert re.findall(r">(l\d\d)<", table) == [*(f"l{at:02}" for at in range(6)), *(f"l{at}" for at in range(94, 100))]
     assert "l50" in page[page.index("all 100 languages") :]
-
-
-def test_an_early_end_is_said(tmp_path):
-    reason = "stopped early after 4 of 9 steps: 2 validations in a row did not improve"
-    page = run_page(read_run(folder(tmp_path, [step(4)], steps=4, stopped_early=reason))).html()
-    assert f"<p>The run {reason}.</p>" in page
 
 
 def test_a_run_without_a_step_is_refused(tmp_path):
@@ -230,7 +229,7 @@ def test_a_scored_run_shows_translations_drawn_at_random_beside_their_references
     for kind, text in {"src": "Save <b>file</b>", "hyp": "Datei speichern", "ref": "Datei sichern"}.items():
         lines = "".join(f"{text} {at}\n" for at in range(50))
         (run.path / f"scores/en-de.{kind}").write_text(lines)
-    page = run_page(read_run(run)).html()
+    page = page_of(run)
     rows = [page.index(text) for text in ("Save &lt;b&gt;file&lt;/b&gt;", "Datei speichern", "Datei sichern")]
     assert rows == sorted(rows)
     assert ">12.5</td>" in page  # the mean
@@ -246,7 +245,7 @@ def test_a_page_names_the_cause_of_each_attempts_end(tmp_path):
     attempts, death = AttemptLog(run.attempts), Cause("death", "stage 1: killed", "killed by SIGKILL", 0, 1, 3, "B1")
     known = SimpleNamespace(first_step=0, last_step=4, verdict_time=None)
     attempts.end(attempts.begin(find("t12_400m")), known, "failed", death)
-    page = run_page(read_run(run)).html()
+    page = page_of(run)
     assert re.search(r"stage 1 killed by SIGKILL at step 4", page)
     assert "cause of the end of attempt 1" in page
 
@@ -269,13 +268,8 @@ def test_no_command_executes_code_in_a_run_folder(tmp_path, command):
     """A run folder may come from another machine: a report reads its records, a resume refuses it."""
     path = tmp_path / "runs" / "t" / "1"
     path.mkdir(parents=True)
-    run = folder(
-        path,
-        [
-            {"step": 1, "train/loss": 4.1, "train/hits": 0.5, "train/rows": 8.0},
-            {"step": 1, "valid/hits": 0.4, "valid/loss": 4.0},
-        ],
-    )
+    step = {"step": 1, "train/loss": 4.1, "train/hits": 0.5, "train/rows": 8.0}
+    run = folder(path, [step, {"step": 1, "valid/hits": 0.4, "valid/loss": 4.0}])
     (path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     run.experiment.write_text(HOSTILE.format(source=f"{path}/evil.py:f"))
     code, _, errors = call(*command.split(), "t/1", folder=tmp_path)

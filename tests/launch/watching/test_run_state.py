@@ -13,7 +13,6 @@ from launch.supervision.attempt_log import AttemptLog
 from launch.supervision.failure import Cause
 from launch.watching.run_state import read_state
 from launch.worker.heartbeat import HeartbeatWriter, write_heartbeats
-from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.worker_status import WorkerStatus
 
@@ -21,6 +20,7 @@ NOW = SimpleNamespace(first_step=0, last_step=4, verdict_time=None)
 """What an attempt's watchdog knows at its end."""
 
 DEATH = Cause("death", "stage 1 on h: killed by SIGKILL, last seen at B1", "killed by SIGKILL", 0, 1, 3, "B1")
+USER_ERROR = Cause("user", "4 steps in a row had non-finite numbers\nmore")
 
 
 @pytest.fixture
@@ -45,31 +45,25 @@ def test_a_run_trains_while_its_lock_is_held(run, attempts):
     assert read_state(run).name == "interrupted"
 
 
-def test_between_two_attempts_a_run_trains(run, attempts):
-    attempts.end(begin(attempts), NOW, "failed", DEATH)
+@pytest.mark.parametrize(
+    ("outcome", "cause", "while_locked", "afterwards", "why"),
+    [
+        ("failed", DEATH, "training", "failed", "replica 0, stage 1 killed by SIGKILL at step 4"),
+        ("failed", USER_ERROR, "training", "failed", "4 steps in a row had non-finite numbers"),
+        ("done", None, "finished", "finished", ""),  # whoever holds the lock scores it
+        ("interrupted", None, "interrupted", "interrupted", ""),
+    ],
+)
+def test_between_two_attempts_a_run_trains_unless_it_is_over_and_not_resumed(
+    run, attempts, outcome, cause, while_locked, afterwards, why
+):
+    attempts.end(begin(attempts), NOW, outcome, cause)
     with run_lock(run.path):
-        assert read_state(run).name == "training"
-    assert read_state(run).name == "failed"
-    assert read_state(run).cause == "replica 0, stage 1 killed by SIGKILL at step 4"
-
-
-def test_a_finished_run_that_is_scored_stays_finished_until_it_is_resumed(run, attempts):
-    attempts.end(begin(attempts), NOW, "done")
-    with run_lock(run.path):
-        assert read_state(run).name == "finished"
+        assert read_state(run).name == while_locked
+        assert read_state(run, holds_lock=True).name == afterwards  # the process that ends a run knows
         run.experiment.with_suffix(".draft").write_text("")
         assert read_state(run).name == "training"
-
-
-def test_the_process_that_ends_a_run_knows_that_it_is_over(run, attempts):
-    attempts.end(begin(attempts), NOW, "failed", DEATH)
-    with run_lock(run.path):
-        assert read_state(run, holds_lock=True).name == "failed"
-
-
-def test_an_interrupted_run(run, attempts):
-    attempts.end(begin(attempts), NOW, "interrupted")
-    assert read_state(run).name == "interrupted"
+    assert (read_state(run).name, read_state(run).cause) == (afterwards, why)
 
 
 def test_workers_that_send_heartbeats_train_whoever_holds_the_lock(run, attempts):
@@ -82,11 +76,6 @@ def test_workers_that_send_heartbeats_train_whoever_holds_the_lock(run, attempts
     assert read_state(run).name == "interrupted"  # the worker has ended, and nobody noted it
 
 
-def test_an_error_of_the_user_is_the_cause_itself(run, attempts):
-    attempts.end(begin(attempts), NOW, "failed", Cause("user", "4 steps in a row had non-finite numbers\nmore"))
-    assert read_state(run).cause == "4 steps in a row had non-finite numbers"
-
-
 def test_looking_at_a_lock_does_not_keep_a_run_from_taking_it(run):
     (run.path / "lock").touch()
     with (run.path / "lock").open() as looked_at:
@@ -94,12 +83,3 @@ def test_looking_at_a_lock_does_not_keep_a_run_from_taking_it(run):
         threading.Timer(0.05, fcntl.flock, (looked_at, fcntl.LOCK_UN)).start()
         with run_lock(run.path):
             assert is_locked(run.path)
-
-
-def test_a_held_lock_is_seen_and_refused(run):
-    assert not is_locked(run.path)
-    with run_lock(run.path):
-        assert is_locked(run.path)
-        with pytest.raises(SettingError, match="another process is using run"), run_lock(run.path):
-            pass
-    assert not is_locked(run.path)

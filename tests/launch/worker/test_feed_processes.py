@@ -17,7 +17,7 @@ from experiments.registry import find
 from launch.backends.processes import run_processes, run_worker
 from launch.runs.store import RunFolder
 from launch.worker import feed_processes
-from launch.worker.feed_processes import FeedProcesses, FlatBatch, feed_process_count
+from launch.worker.feed_processes import FeedProcesses, FlatBatch, feed_process_count, make_batches
 from suite.data.text.prepare import folder_of, prepare
 from suite.errors import DataError, ProgramError, SettingError
 from suite.pipeline.model.microbatch import ReplicaBatch
@@ -103,6 +103,19 @@ def own():
 def own(folder):
     (folder / "own.py").write_text(OWN.format(trouble=str(folder / "trouble")))
     return find(f"{folder / 'own.py'}:own")
+
+
+@pytest.mark.parametrize(("task", "ahead"), [("translation", True), ("custom", False)])
+def test_the_prefetch_thread_runs_no_layer_of_the_users(task, ahead):
+    """To infer shapes, it would run beside the layers of the main thread, and may draw the numbers that they miss."""
+    shapes = []
+    executor = SimpleNamespace(
+        coord=RankCoord(0, 2, 1), stage=SimpleNamespace(device=torch.device("cpu")), prefetch_shapes=shapes.append
+    )
+    experiment = SimpleNamespace(task=task, train=SimpleNamespace(steps=2))
+    source = SimpleNamespace(batch=lambda step: f"batch {step}", is_thread_safe=True)
+    assert make_batches(experiment, None, source, executor, 0)(1) == "batch 1"
+    assert bool(shapes) == ahead
 
 
 def test_data_of_your_own_comes_through_processes(tmp_path):

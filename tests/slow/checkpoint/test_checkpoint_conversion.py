@@ -1,7 +1,7 @@
 """A checkpoint of any K, R, schedule and ZeRO stage, read at any other: the same state, and the same losses after."""
 
 import shutil
-from functools import cache, partial
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -49,23 +49,22 @@ def undisturbed():
     return cache(lambda optimizer: train(1, until=2 * STEPS, optimizer=optimizer)[0][STEPS:])
 
 
-def assert_same_state_and_losses(saved, undisturbed, there, here, tmp_path, optimizer="adamw"):
-    """Resumes at ``here`` what was saved at ``there``: the state read is the state written, to the bit."""
-    folder = shutil.copytree(saved(*there, optimizer=optimizer), tmp_path / "copy")  # the run adds its own to it
-    again = tmp_path / "again"
-    resumed, _ = train(*here, until=2 * STEPS, folder=str(folder), again=str(again), optimizer=optimizer)
-    written, read = (files_of(place / f"{STEPS:08d}") for place in (folder, again))
-    for layer, tensors in written.items():
-        assert tensors.keys() == read[layer].keys()
-        for name, value in tensors.items():
-            assert torch.equal(value, read[layer][name]), (layer, name)
-    assert len(resumed) == STEPS
-    np.testing.assert_allclose(resumed, undisturbed(optimizer), rtol=1e-6, atol=0)
-
-
 @pytest.fixture
 def assert_converts(saved, undisturbed, tmp_path):
-    return partial(assert_same_state_and_losses, saved, undisturbed, tmp_path=tmp_path)
+    def resume(there, here, optimizer="adamw"):
+        """Resumes at ``here`` what was saved at ``there``: the state read is the state written, to the bit."""
+        folder = shutil.copytree(saved(*there, optimizer=optimizer), tmp_path / "copy")  # the run adds its own to it
+        again = tmp_path / "again"
+        resumed, _ = train(*here, until=2 * STEPS, folder=str(folder), again=str(again), optimizer=optimizer)
+        written, read = (files_of(place / f"{STEPS:08d}") for place in (folder, again))
+        for layer, tensors in written.items():
+            assert tensors.keys() == read[layer].keys()
+            for name, value in tensors.items():
+                assert torch.equal(value, read[layer][name]), (layer, name)
+        assert len(resumed) == STEPS
+        np.testing.assert_allclose(resumed, undisturbed(optimizer), rtol=1e-6, atol=0)
+
+    return resume
 
 
 @pytest.mark.parametrize(("there", "here"), list(product((1, 2, 3, 4), repeat=2)))

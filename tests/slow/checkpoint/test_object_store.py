@@ -13,6 +13,7 @@ import requests
 
 from suite.errors import CheckpointError
 from suite.training.checkpoint import Storage
+from tests.slow.running import Running
 from tests.suite.training.checkpoint.saves import restored
 from tests.suite.training.checkpoint.test_saving import check_store
 
@@ -40,24 +41,16 @@ def moto_server():
 @pytest.fixture(scope="module", autouse=True)
 def server(tmp_path_factory):
     """Sets the environment of this process to a server of an empty bucket; yields its address."""
-    log = tmp_path_factory.mktemp("moto") / "log"
-    with log.open("w") as file:
-        process = subprocess.Popen([moto_server(), "-H", "127.0.0.1", "-p", "0"], stdout=file, stderr=file)
+    process = Running(tmp_path_factory.mktemp("moto"), [moto_server(), "-H", "127.0.0.1", "-p", "0"])
     try:
-        until = time.monotonic() + 60
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, "moto's server did not start in time"
-            time.sleep(0.2)
-        address = found.group()
+        address = process.until(lambda: re.search(r"http://127\.0\.0\.1:\d+", process.printed), 60).group()
         requests.put(f"{address}/bucket", timeout=10).raise_for_status()
         with pytest.MonkeyPatch.context() as patch:
             for name, value in (AWS | {"AWS_ENDPOINT_URL": address}).items():
                 patch.setenv(name, value)
             yield address
     finally:
-        process.kill()
-        process.wait(10)
+        process.end()
 
 
 def test_checkpoints_are_written_rotated_and_read():

@@ -9,7 +9,6 @@ import resource
 import secrets
 import shutil
 import subprocess
-import sys
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -21,7 +20,8 @@ from launch.diagnostics import command as doctor
 from launch.diagnostics import links
 from launch.diagnostics.probes import RayProbes
 from launch.ray_nodes import start_on
-from tests.slow.doctor_hosts import ROOT, Hosts, during, missing
+from tests.launch.command_line import command, environment
+from tests.slow.doctor_hosts import Hosts, during, missing
 
 PATIENCE_S = 40.0
 
@@ -46,23 +46,18 @@ def probes(hosts):
     import ray
 
     join(hosts.address, "")
-    hosts.until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3)
+    hosts.head.until(lambda: sum(node["Alive"] for node in ray.nodes()) == 3, 120)
     ray.shutdown()
     with closing(RayProbes(hosts.address)) as probes:
         yield probes
 
 
 @pytest.fixture
-def place(hosts):
-    return hosts.storage
-
-
-@pytest.fixture
-def unwell(probes, place):
+def unwell(hosts, probes):
     """What is found, but for what is well."""
 
     def look(seconds=PATIENCE_S):
-        return [one for one in doctor.examine(probes, str(place), seconds)[0] if one.level != "ok"]
+        return [one for one in doctor.examine(probes, str(hosts.storage), seconds)[0] if one.level != "ok"]
 
     return look
 
@@ -122,7 +117,8 @@ def test_a_node_is_named_with_its_fault(hosts, unwell, fault):
     assert words.format(*(host.address for host in hosts.hosts), hosts.storage) in found.found
 
 
-def test_a_storage_that_is_another_folder_on_a_node(hosts, place, unwell, tmp_path):
+def test_a_storage_that_is_another_folder_on_a_node(hosts, unwell, tmp_path):
+    place = hosts.storage
     with hosts.hosts[1].mounted(place, "--bind", tmp_path):
         found = unwell()
     assert {one.subject for one in found} == {"storage"}
@@ -133,8 +129,8 @@ def test_a_storage_that_is_another_folder_on_a_node(hosts, place, unwell, tmp_pa
     assert list(place.iterdir()) == list(tmp_path.iterdir()) == []
 
 
-def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, place, unwell, probes):
-    hidden = place.parent
+def test_a_storage_that_is_not_there_on_a_node_is_not_made(hosts, unwell):
+    hidden = hosts.storage.parent
     with hosts.hosts[0].mounted(hidden, "-t", "tmpfs", "none"):
         found = unwell()
         assert levels_and_checks(found) == [("fault", "storage")]
@@ -170,16 +166,15 @@ def test_workers_that_find_no_place(hosts, probes, monkeypatch):
 
 
 def gpipe(hosts, folder, *words):
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": hosts.address, "COLUMNS": "300"}
-    command = [sys.executable, "-m", "launch.cli", *words]
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=200)
+    variables = environment() | {"RAY_ADDRESS": hosts.address, "COLUMNS": "300"}
+    done = subprocess.run(command(*words), cwd=folder, env=variables, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_whole_examination_of_a_cluster_and_a_plan_on_what_it_found(hosts, probes, place, tmp_path):
+def test_the_whole_examination_of_a_cluster_and_a_plan_on_what_it_found(hosts, probes, tmp_path):
     """The commands as they are typed, beside a worker on each node: the links that the doctor kept are the plan's."""
-    said = gpipe(hosts, tmp_path, "doctor", "--storage", str(place))
+    said = gpipe(hosts, tmp_path, "doctor", "--storage", str(hosts.storage))
     assert "\nfault" not in said
     for subject in ("versions", "devices", "storage", "links", "all-reduce"):
         assert f" {subject}" in said

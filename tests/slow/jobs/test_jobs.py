@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.command_line import SMALL, command, losses
-from tests.slow.jobs_head import Head
+from tests.slow.jobs_head import running_head
 from tests.slow.running import Running
 
 ROOT = Path(__file__).parents[3]
@@ -51,12 +51,8 @@ def with_client(address, code):
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    head = Head(tmp_path_factory.mktemp("laptop"))
-    try:
-        head.wait()
+    with running_head(tmp_path_factory.mktemp("laptop")) as head:
         yield head
-    finally:
-        head.end()
 
 
 def line_of(printed, begin):
@@ -67,13 +63,7 @@ def line_of(printed, begin):
 
 def shell(head, line):
     """Runs a line that a command printed, as a person would; returns what it prints."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        line, shell=True, cwd=head.folder, env=head.variables(PATH=path), capture_output=True, text=True, timeout=200,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
+    return head.run(line, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,12 @@ import time
 import pytest
 
 from tests.launch.command_line import SMALL, losses
-from tests.slow.jobs_head import Head
+from tests.slow.jobs_head import running_head
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory):
-    head = Head(tmp_path_factory.mktemp("laptop"), cores=0)
-    try:
-        head.wait()
+    with running_head(tmp_path_factory.mktemp("laptop"), cores=0) as head:
         count = "import ray; ray.init(log_to_driver=False); print('cores', ray.cluster_resources().get('CPU', 0))"
         for cores in (1, 2):
             head.join(cores=1)  # one by one: Ray may lose one of two that start on one machine at once
@@ -21,8 +19,6 @@ def head(tmp_path_factory):
             while f"cores {cores}.0" not in head.python(count, RAY_ADDRESS=head.ray):
                 assert time.monotonic() < until, (head.folder / "head.log").read_text()
         yield head
-    finally:
-        head.end()
 
 
 def test_without_a_shared_folder_a_job_ends_with_one_sentence(head):

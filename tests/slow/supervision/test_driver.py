@@ -8,6 +8,7 @@ import pytest
 
 from tests.launch.command_line import SMALL_1F1B, gpipe, losses, only_run
 from tests.slow.running import EXPERIMENT, Running
+from tests.slow.supervision.test_nodes import undisturbed_losses
 
 GONE_S = 30.0
 AGENTS_S = 180.0
@@ -58,6 +59,4 @@ def test_a_killed_driver_leaves_no_process_and_its_run_goes_on(tmp_path, ended, 
     assert [line["start"] for line in lines if line.get("outcome") == "done"] == [newest]
     whole = tmp_path / "whole"
     whole.mkdir()
-    gpipe(whole, "experiment", "t24_1_3b_wide", "--scale", "laptop", "--launcher", "local", "--set",
-          f"{settings} train.steps={steps}")  # fmt: skip
-    assert losses(run) == losses(only_run(whole))
+    assert losses(run) == undisturbed_losses(whole, f"{settings} train.steps={steps}")

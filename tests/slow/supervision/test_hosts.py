@@ -8,14 +8,13 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.bridged_hosts import BridgedHosts, on_host
-from tests.launch.command_line import SMALL, environment
-from tests.slow.running import LONG_S
+from tests.launch.command_line import SMALL
+from tests.slow.running import Running
 from tests.slow.supervision.test_nodes import Driver, undisturbed_losses
 
 SETTINGS = (
@@ -36,33 +35,19 @@ class RayHosts:
         self.session = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)  # a short name: sockets
         self.address = f"{self.hosts.addresses[0]}:6379"
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self.variables = {**environment(), **token, "RAY_ADDRESS": self.address, "RAY_USAGE_STATS_ENABLED": "0"}
-        self.processes, self.logs = [], []
+        self.variables = {**token, "RAY_ADDRESS": self.address}
+        self.nodes = []
         for host in range(number):
-            self.logs.append(folder / f"ray-{host}.log")
-            self.start(host)
-            self.until_started(host)
+            self.nodes.append(Running(folder, on_host(self.hosts, host, self.start(host)), **token))
+            self.nodes[host].until(lambda node=self.nodes[host]: "Ray runtime started" in node.printed)
 
     def start(self, host):
-        role = ["--head", "--port=6379", "--include-dashboard=false"] if host == 0 else [f"--address={self.address}"]
-        command = [str(Path(sys.executable).with_name("ray")), "start", *role, f"--num-cpus={CPUS}", "--block"]
-        command += [f"--node-ip-address={self.hosts.addresses[host]}", "--object-store-memory=100000000"]
+        """Returns the command of a host's node."""
+        role = [f"--address={self.address}"]
         if host == 0:
-            command += [f"--temp-dir={self.session.name}"]
-        variables = {name: value for name, value in self.variables.items() if name != "RAY_ADDRESS"}
-        with self.logs[host].open("w") as log:
-            self.processes.append(
-                subprocess.Popen(
-                    on_host(self.hosts, host, command), env=variables, stdout=log, stderr=log, start_new_session=True
-                )
-            )
-
-    def until_started(self, host):
-        end = time.monotonic() + LONG_S
-        while "Ray runtime started" not in self.logs[host].read_text():
-            assert time.monotonic() < end, self.logs[host].read_text()
-            assert self.processes[host].poll() is None, self.logs[host].read_text()
-            time.sleep(0.2)
+            role = ["--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self.session.name}"]
+        command = [str(Path(sys.executable).with_name("ray")), "start", *role, f"--num-cpus={CPUS}", "--block"]
+        return [*command, f"--node-ip-address={self.hosts.addresses[host]}", "--object-store-memory=100000000"]
 
     def host_of(self, pid):
         for host, name in enumerate(self.hosts.names):
@@ -73,8 +58,8 @@ class RayHosts:
 
     def end(self):
         self.hosts.close()
-        for process in self.processes:
-            process.wait(30)
+        for node in self.nodes:
+            node.end()
         self.session.cleanup()
 
 

@@ -42,8 +42,8 @@ class Machines:
         self.cluster.remove_node(node, allow_graceful=False)
 
     def end(self):
-        self.cluster.shutdown()
         ray.shutdown()
+        self.cluster.shutdown()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 
 from launch.runs.store import RunFolder
 from launch.worker.heartbeat import read_heartbeats
-from suite.errors import WorkerError
 from suite.pipeline.schedule.config import ScheduleConfig
 from tests.slow.trial import assert_same
 
@@ -116,16 +115,6 @@ def test_an_exception_in_a_layer_is_told_and_survived_once(trials, undisturbed, 
         assert words in first["message"]
     assert first["ended"] - struck_at(trial, stage) < STOPPED_S
     assert_same(trial, undisturbed)
-
-
-def test_an_exception_that_comes_again_ends_the_run(trials, monkeypatch):
-    begin = time.monotonic()
-    fault = {"fault": "raise", "attempt": None, "stage": 1, "step": 3, "action": "B2"}
-    trial = trials.train(monkeypatch, SETTINGS, [fault])
-    assert isinstance(trial.error, WorkerError)
-    assert "Attempt 2 was the last: the same failure occurred twice in a row in the same place" in str(trial.error)
-    assert len(trial.ends) == 2
-    assert time.monotonic() - begin < 120
 
 
 def test_late_messages_change_no_bit(trials, undisturbed, monkeypatch):

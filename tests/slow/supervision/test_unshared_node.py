@@ -4,15 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster as RayCluster
 
-from tests.launch.command_line import environment
 from tests.slow.jobs_head import PATIENT
+from tests.slow.running import Running
 from tests.slow.supervision.test_nodes import SETTINGS, Driver
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a folder of its own for a node takes root's right to mount")
@@ -25,31 +25,23 @@ class Apart:
         self.cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         mount = f"mount -t tmpfs none {private}"
         join = f"{Path(sys.executable).parent}/ray start --address={self.cluster.address} --num-cpus=1 --block"
-        self.node = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", f"{mount} && exec {join}"], start_new_session=True,
-            env=environment() | PATIENT, cwd="/", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        command = ["unshare", "--mount", "sh", "-c", f"{mount} && exec {join}"]
+        self.node = Running(private.parent, command, **PATIENT)
         try:
-            self._wait()
+            ray.init(address=self.cluster.address, log_to_driver=False)
+            # on a busy machine a node takes more than a minute to start
+            self.node.until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 120)
         except BaseException:
             self.end()
             raise
         finally:
             ray.shutdown()
 
-    def _wait(self):
-        end = time.monotonic() + 120  # on a busy machine a node takes more than a minute to start
-        ray.init(address=self.cluster.address, log_to_driver=False)
-        while sum(node["Alive"] for node in ray.nodes()) < 2:
-            assert time.monotonic() < end, "the node did not come"
-            time.sleep(0.2)
-
     def end(self):
-        os.killpg(self.node.pid, signal.SIGTERM)
-        try:
-            self.node.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.node.pid, signal.SIGKILL)
+        os.killpg(self.node.process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.node.process.wait(20)
+        self.node.end()
         self.cluster.shutdown()
 
 

@@ -8,25 +8,18 @@ import sys
 import psutil
 import pytest
 import ray
-from ray.cluster_utils import Cluster as RayCluster
 
 from tests.launch.command_line import losses
 from tests.slow.running import Running
 from tests.slow.small_sweep import STEPS
+from tests.slow.supervision.test_nodes import Machines
 
 GONE_S = 30.0
 
 
 @pytest.fixture
-def cluster():
-    """A head without devices and two nodes with one each."""
-    made = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    for _ in range(2):
-        made.add_node(num_cpus=1)
-    made.wait_for_nodes()
-    yield made
-    ray.shutdown()
-    made.shutdown()
+def cluster(ended):
+    return ended(Machines(2)).cluster
 
 
 class Sweep(Running):

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -21,8 +22,7 @@ import pytest
 
 from launch.worker.heartbeat import read_heartbeats
 from suite.training.checkpoint.storage import BEGUN, MANIFEST
-from suite.training.metrics import read_steps
-from tests.launch.command_line import SMALL_1F1B, gpipe
+from tests.launch.command_line import SMALL_1F1B, gpipe, losses, only_run
 from tests.slow.interrupted_command import GONE_S, SAVED_S, Command
 from tests.slow.running import LONG_S
 
@@ -34,6 +34,9 @@ PARTS = ("start", "preparation", "measuring", "workers", "training", "save", "en
 """``save`` is a part of ``training``: the first save."""
 FRESH = PARTS[:3]
 """Parts of a run without cached data and measurements."""
+
+PRINTED = {"preparation": "reading and cleaning", "measuring": "measuring the layers", "workers": "folder: "}
+"""What tells that a part has begun."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,8 @@ def has_reached(command, part):
     metrics = list(folder.glob("runs/*/*/metrics.jsonl"))
     if part == "start":
         return command.handles_signals()
-    if part == "preparation":
-        return "reading and cleaning" in printed
-    if part == "measuring":
-        return "measuring the layers" in printed
-    if part == "workers":
-        return "folder: " in printed
+    if part in PRINTED:
+        return PRINTED[part] in printed
     if part == "training":
         return bool(metrics) and metrics[0].stat().st_size > 0
     stepped = bool(metrics) and '"step": 30,' in metrics[0].read_text()
@@ -102,11 +101,9 @@ def has_reached(command, part):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """An undisturbed run with each launcher: its folder, and the seconds of each part."""
-    runs = {}
 
+    @cache
     def of(launcher):
-        if launcher in runs:
-            return runs[launcher]
         folder = tmp_path_factory.mktemp(launcher)
         command = Command(folder, [*RUN, "--launcher", launcher])
         begins = {}
@@ -122,9 +119,9 @@ def undisturbed(tmp_path_factory):
             command.end()
         ends = [*list(begins.values())[1:], time.monotonic()]
         lengths = {part: end - begin for (part, begin), end in zip(begins.items(), ends, strict=True)}
-        runs[launcher] = folder, lengths | {"save": save_s}
-        print(launcher, {part: round(seconds, 2) for part, seconds in runs[launcher][1].items()})
-        return runs[launcher]
+        lengths["save"] = save_s
+        print(launcher, {part: round(seconds, 2) for part, seconds in lengths.items()})
+        return folder, lengths
 
     return of
 
@@ -156,9 +153,7 @@ def test_an_interrupted_run_ends_with_one_sentence_and_can_be_resumed(moment, un
         return  # it had finished before the signal
     printed = gpipe(tmp_path, "resume", str(run), "--launcher", "local", "--set", f"train.steps={max(step + 2, 30)}")
     assert f"resumed at step {step}" in printed or (step == 0 and "training starts anew" in printed), printed
-    losses = [line["train/loss"] for line in read_steps(run / "metrics.jsonl")]
-    (metrics,) = reference.glob("runs/*/*/metrics.jsonl")
-    assert losses[:30] == [line["train/loss"] for line in read_steps(metrics)]
+    assert losses(run)[:30] == losses(only_run(reference))
 
 
 LINES = 300
@@ -230,8 +225,7 @@ def test_every_other_command_ends_with_one_sentence(name, undisturbed, tmp_path,
     arguments = list(other.arguments)
     if name in ("score", "translate"):
         reference, _ = undisturbed("local")
-        (run,) = reference.glob("runs/*/*")
-        arguments[1] = str(run)
+        arguments[1] = str(only_run(reference))
     if name == "submit":
         arguments += ["--address", f"http://127.0.0.1:{silent_cluster.getsockname()[1]}"]
 

@@ -15,6 +15,7 @@ from suite.decoding.kv_cache import CachedLayers, first_cached_layer
 from suite.errors import StallError
 from suite.pipeline.model.topology import RankCoord, make_groups
 from suite.pipeline.planning.partition import cell_ranges
+from tests.models.test_transformer import run
 from tests.suite.pipeline.build import CPU, join, whole
 
 BEGIN, END, PADDING = 2, 3, 0
@@ -114,10 +115,7 @@ def test_a_stage_that_is_waited_for_too_long_is_named(late, message):
 
 def whole_forward(made, source, text):
     """Returns the logits of each token's successor."""
-    tensors = (torch.tensor([source]), torch.tensor([text]))
-    for layer in made:
-        tensors = layer.eval()(*tensors) if isinstance(tensors, tuple) else layer(tensors)
-    return tensors[0]
+    return run([layer.eval() for layer in made], torch.tensor([source]), torch.tensor([text]))[0]
 
 
 def greedy(made, source):

@@ -22,7 +22,7 @@ def test_the_nll_is_that_of_the_whole_forward():
         RankCoord(0, 1, 1), CachedLayers(made, 0, first_cached_layer(made), CPU, mixed=False), 0, None, CPU
     )
     groups = method.groups(sources)
-    searches = [method.search(sources, group) for group in groups]
+    searches = [method.search(group) for group in groups]
     rows = [pad_sequence([torch.tensor(sources[at]) for at in group], batch_first=True, padding_value=PADDING)
             for group in groups]  # fmt: skip
     decoder.run(rows, method.first, searches.__getitem__, lambda number: None)

@@ -8,7 +8,7 @@ from torch import nn
 
 from launch.worker.build import PartitionedModel, make_executor, make_links, make_stage_optimizer
 from suite.pipeline.model.layers import materialize, ties_of
-from suite.pipeline.model.microbatch import ReplicaBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.rng import initial_seed, layer_seed, set_seed
 from suite.pipeline.model.ties import TiedParameters, find_ties
 from suite.pipeline.model.topology import RankCoord, make_groups
@@ -21,6 +21,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 from suite.settings import OptimizerSettings
 from suite.training.stage_optimizer import StageOptimizer
+from tests.split import split
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from suite.pipeline.model.microbatch import even_split_sizes, replica_share
+from suite.pipeline.model.microbatch import ReplicaBatch, even_split_sizes, replica_share
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.recorder import Recorder
 from suite.training.pace import LOOK_EVERY_STEPS, LOOKS, WARM_UP_STEPS, Pace
@@ -58,9 +58,11 @@ def test_a_worker_that_is_slow_now_and_then_is_not_named():
 @pytest.mark.parametrize(("rows", "replicas", "micro_batches"), [(6, 2, 2), (3, 2, 1), (10, 2, 4), (2100, 64, 32)])
 def test_a_replica_with_a_larger_share_is_not_slow(rows, replicas, micro_batches):
     sizes = even_split_sizes(rows, replicas * micro_batches)
-    shares = [sum(sizes[replica_share(len(sizes), replica, replicas)]) for replica in range(replicas)]
+    dealt = [sizes[replica_share(len(sizes), replica, replicas)] for replica in range(replicas)]
+    shares = [sum(own) for own in dealt]
     assert max(shares) >= 1.5 * min(shares)
-    units = [float(share * (stage == 1)) for share in shares for stage in range(2)]  # known where the loss is
+    batches = [ReplicaBatch([()] * len(own), [(torch.zeros(size, 7),) for size in own], rows) for own in dealt]
+    units = [batch.share * (stage == 1) for batch in batches for stage in range(2)]  # known where the loss is
     assert named(2, replicas, lambda look, rank: shares[rank // 2] * (1 + rank % 2), units=units) == {}
 
 

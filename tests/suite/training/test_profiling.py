@@ -59,6 +59,16 @@ def test_a_run_that_ends_within_the_range_leaves_the_steps_until_then(tmp_path):
     assert trace.read_bytes() == written, "a second end writes nothing"
 
 
+def test_a_trace_that_cannot_be_written_ends_nothing(tmp_path, capsys):
+    status = SimpleNamespace(begin=lambda name, step: None, allow=lambda seconds: nullcontext())
+    executor = SimpleNamespace(status=status, profiling=False)
+    (tmp_path / "profile").symlink_to("/dev/full")
+    profiler = StepProfiler(tmp_path / "profile", RankCoord(0, 1, 1), range(1, 2), torch.device("cpu"))
+    profiler.begin(1, executor)
+    profiler.end(1, executor)
+    assert f"the profile {tmp_path}/profile/stage-0-0.json.gz could not be written" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("text", "expected"), [("20", range(19, 20)), ("20-23", range(19, 23)), (" 1-50 ", range(50))])
 def test_a_step_or_a_range(text, expected):
     assert profiled_steps(text, 50) == expected

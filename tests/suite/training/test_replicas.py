@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from launch.backends.processes import run_processes
 from launch.worker.build import PartitionedModel
+from suite.errors import SettingError
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.planning.partition import cell_ranges, partition
 from suite.pipeline.runtime import gradient_reducer
@@ -79,6 +81,8 @@ def departures(executor, ties, named, groups, batch):
     micro-batch, and how many parameters are untied."""
     gradient_reducer.BUCKET_BYTES = 1
     executor.reducer = GradientReducer(list(named.values()), ties.parameters(), groups.data_parallel)
+    executor.train(batch, 2)  # all depart behind the backward
+    executor.reducer.finish()
     first, seen, begin = next(p for (_, name), p in named.items() if name == "mix.weight"), [], dist.all_reduce
     for parameter in named.values():
         parameter.grad = None
@@ -133,6 +137,35 @@ def test_so_are_those_that_deepspeed_shares_out():
     found = [case for cases in run_processes(engines, STAGES * REPLICAS) for case in cases]
     assert len(found) == STAGES * REPLICAS * len(ENGINES) * len(MICRO_BATCHES)
     assert not [case for case in found if not case[1] <= 1e-6]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_gradient_is_sent_once_it_has_all_its_parts(monkeypatch, use_reentrant):
+    """A reentrant checkpoint is a backward within the backward, which adds its own part."""
+    module, sent = torch.nn.Linear(3, 3, bias=False), []
+    monkeypatch.setattr(GradientReducer, "_start_reduction", lambda self, _: sent.append(module.weight.grad.clone()))
+    reducer = GradientReducer([module.weight], [], None)
+
+    def step(calls):
+        """Returns the gradient that was sent in the backward, and the complete one."""
+        module.weight.grad, y = None, torch.ones(2, 3, requires_grad=True)
+        sent.clear()
+        for _ in range(calls):
+            y = checkpoint(module, y, use_reentrant=use_reentrant)
+        with reducer.overlap_backward(module.parameters()):
+            y.sum().backward()
+        begun = [*sent]
+        reducer.finish()
+        return begun, module.weight.grad
+
+    assert step(2)[0] == []  # the first step counts
+    for _ in range(2):
+        (part,), complete = step(2)
+        assert part.equal(complete)
+    if use_reentrant:
+        assert step(1)[0] == []
+        with pytest.raises(SettingError, match=r"shape \(3, 3\) more often than in earlier steps"):
+            step(3)
 
 
 def three_replicas(rank: int, world: int, rendezvous: str):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from launch.backends.processes import run_processes
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.settings import TrainSettings
+from suite.training import checkpoint
+from suite.training.checkpoint import writing
+from suite.training.loop import MIN_MESSAGE_TIMEOUT_S
 from suite.training.validation import Criterion, Figures, HeldOut, Validation, ValidationState, notes_of, state_of
 from tests.marks import slow_but_for
 from tests.suite.pipeline.build import join, mini_batch
@@ -181,6 +185,45 @@ def best_between_saves(rank, world, rendezvous, folder):
 def test_the_best_weights_are_saved_in_their_own_step(tmp_path):
     run_processes(best_between_saves, 1, str(tmp_path))
     assert sorted(int(path.parent.name) for path in tmp_path.glob("*/manifest.json")) == [20, 25]
+
+
+def best_at_the_end(rank, world, rendezvous, folder):
+    """The storage does not answer when the last save begins; the next attempt succeeds."""
+    join(rank, world, rendezvous)
+    planned, fails = Planned([5.0, 4.0], steps=20), [None, OSError("stale"), None]
+
+    def check_owner(storage, owner):
+        if error := fails.pop(0):
+            raise error
+
+    writing.check_owner = check_owner
+    checkpoint.Saver = partial(checkpoint.Saver, on_failure=planned.forget)
+    trained(0, 1, 1, 20, folder, every=1000, tracker=Metrics(), validation=lambda executor: planned)
+    newest = checkpoint.list_checkpoints(folder, print)[0]
+    return newest.step, newest.best, planned.state
+
+
+def test_the_best_weights_of_the_last_step_keep_their_value_when_their_save_is_repeated(tmp_path):
+    assert run_processes(best_at_the_end, 1, str(tmp_path)) == [(20, True, ValidationState(4.0, 20, 0))]
+
+
+def limits_of_trackers(rank, world, rendezvous):
+    """Returns the seconds that a tracker may take, after steps and after a validation."""
+    join(rank, world, rendezvous)
+    limits, tracker = [], Metrics()
+
+    def watch(executor):
+        tracker.log = lambda step, values: limits.append(executor.status.current_timeout_s)
+        return Planned([5.0], steps=10)
+
+    trained(0, 1, 1, 10, tracker=tracker, validation=watch)
+    return limits
+
+
+def test_a_function_of_the_user_after_a_step_has_a_minute():
+    """The others wait as long for its stage's message."""
+    (limits,) = run_processes(limits_of_trackers, 1)
+    assert limits == [MIN_MESSAGE_TIMEOUT_S] * 11
 
 
 def test_a_best_checkpoint_that_could_not_be_written_is_not_the_best():

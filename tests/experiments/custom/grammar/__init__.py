@@ -84,5 +84,21 @@ def production(refused="", replicas=2, changes=False):
     )
 
 
+def hooked(name, register, hook):
+    """Registers a linear module with a hook, which its method ``register`` takes."""
+
+    def make():
+        made = nn.Linear(W, W)
+        getattr(made, register)(hook)
+        return [made]
+
+    layers(name, make)
+
+
+def hooks_its_weight(name, hook, refused=""):
+    """Registers a hook on the weight of a linear module."""
+    change(name, lambda linear: linear.weight.requires_grad and linear.weight.register_hook(hook), refused)
+
+
 def parameter(*shape):
     return nn.Parameter(torch.randn(*shape))

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.experiments.custom.grammar import Layer, W, layer, one_layer, parameter, production
+from tests.experiments.custom.grammar import Layer, W, hooked, hooks_its_weight, layer, one_layer, parameter, production
 
 # ------------------------------------------------------------------------------------------ autograd functions
 
@@ -54,20 +54,6 @@ one_layer("has_an_own_backward", lambda self, x: Product.apply(self.inner(x), se
 
 
 @production()
-def has_a_forward_hook():
-    made = nn.Linear(W, W)
-    made.register_forward_hook(lambda module, inputs, output: output * module.weight.sum().tanh())
-    return [made]
-
-
-@production()
-def has_a_hook_before():
-    made = nn.Linear(W, W)
-    made.register_forward_pre_hook(lambda module, inputs: (inputs[0] + module.bias,))
-    return [made]
-
-
-@production()
 def has_a_hook_with_keywords():
     made = Layer(lambda self, x: self.child(x=x), child=Layer(lambda self, x: self.inner(x)))
     made.child.forward = lambda x, child=None: x * 2
@@ -85,19 +71,6 @@ def has_a_backward_hook():
     return [made]
 
 
-@production()
-def has_a_hook_before_the_backward():
-    made = nn.Linear(W, W)
-    made.register_full_backward_pre_hook(lambda module, gradients: (gradients[0] * 2,))
-    return [made]
-
-
-@production(changes=True)
-def hooks_a_parameter(linear):
-    if linear.weight.requires_grad:
-        linear.weight.register_hook(lambda gradient: gradient * 0.3)
-
-
 @production(changes=True)
 def hooks_a_frozen_parameter(linear):
     if linear.weight.requires_grad:
@@ -105,13 +78,15 @@ def hooks_a_frozen_parameter(linear):
         linear.weight.requires_grad_(False)
 
 
-@production(changes=True)
-def hooks_a_parameter_in_place(linear):
-    def halve(gradient):
-        gradient.mul_(0.5)
+def halve(gradient):
+    gradient.mul_(0.5)
 
-    if linear.weight.requires_grad:
-        linear.weight.register_hook(halve)
+
+hooked("has_a_forward_hook", "register_forward_hook", lambda module, _, output: output * module.weight.sum().tanh())
+hooked("has_a_hook_before", "register_forward_pre_hook", lambda module, inputs: (inputs[0] + module.bias,))
+hooked("has_a_hook_before_the_backward", "register_full_backward_pre_hook", lambda _, gradients: (gradients[0] * 2,))
+hooks_its_weight("hooks_a_parameter", lambda gradient: gradient * 0.3)
+hooks_its_weight("hooks_a_parameter_in_place", halve)
 
 
 # ------------------------------------------------------------------------------------------ gradients in a forward

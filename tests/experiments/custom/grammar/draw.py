@@ -40,6 +40,10 @@ def names_of(source):
         return [what]
     dice = random.Random(int(what))
     names = dice.sample(TRAINED, dice.randint(1, 3))
+    if {"hooks_its_output", "computes_forces_in_a_checkpoint"} <= {*names}:
+        names.remove(
+            "hooks_its_output"
+        )  # a gradient that the next layer takes itself meets the hook, but not over a cut
     return names if dice.random() < 0.8 else [*names[1:], dice.choice(REFUSED)]
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from tests.experiments.custom.grammar import PRODUCTIONS, Layer, Production, W, layer, layers, production
+from tests.experiments.custom.grammar import Layer, W, layer, layers, one_layer, production
 
 # ------------------------------------------------------------------------------------------ Python attributes
 
@@ -75,18 +75,14 @@ class OwnNames(nn.Module):
 GLOBAL = nn.Linear(W, W)
 
 
-class NamedAsAGlobal(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.GLOBAL = nn.Linear(W, W)
-
-    def forward(self, x):
-        return self.GLOBAL(x)
+@layer(inner=lambda: None, GLOBAL=lambda: nn.Linear(W, W))
+def has_an_attribute_named_as_a_global(self, x):
+    return self.GLOBAL(x)
 
 
-@production()
-def holds_a_frozen_module():
-    return [Layer(lambda self, x: self.parts[0](self.inner(x)), parts=[nn.Linear(W, W).requires_grad_(False)])]
+@layer(parts=lambda: [nn.Linear(W, W).requires_grad_(False)])
+def holds_a_frozen_module(self, x):
+    return self.parts[0](self.inner(x))
 
 
 class Slots:
@@ -153,7 +149,6 @@ def knows_its_parent():
 
 
 layers("own_names", lambda: [OwnNames()])
-layers("has_an_attribute_named_as_a_global", lambda: [NamedAsAGlobal()])
 layers("wraps", lambda: [Wraps()])
 layers(
     "keeps_a_part_in_evaluation", lambda: [KeepsEvaluating(lambda self, x: self.drop(self.inner(x)), drop=nn.Dropout())]
@@ -165,12 +160,7 @@ layers("its_train_returns_nothing", lambda: [ForgetsToReturn(lambda self, x: sel
 
 
 def of_torch(name, make, run=lambda self, x: self.inner(x), replicas=2):
-    def layer_around():
-        made = Layer(run)
-        made.inner = make()
-        return [made]
-
-    PRODUCTIONS[name] = Production(layer_around, "", replicas)
+    one_layer(name, run, replicas=replicas, inner=make)
 
 
 def linear():

@@ -7,7 +7,7 @@ from types import MethodType
 import torch
 from torch import nn
 
-from tests.experiments.custom.grammar import Layer, W, layer, layers, one_layer, parameter, production
+from tests.experiments.custom.grammar import Layer, W, hooks_its_weight, layer, layers, one_layer, parameter, production
 
 GLOBAL = nn.Linear(W, W)
 
@@ -77,9 +77,9 @@ def buffer_over_a_parameter():
 # ------------------------------------------------------------------------------------------ what a copy parts
 
 
-@production("without registering it")
-def holds_a_module():
-    return [Layer(lambda self, x: self.parts[0](self.inner(x)), parts=[nn.Linear(W, W)])]
+@layer("without registering it", parts=lambda: [nn.Linear(W, W)])
+def holds_a_module(self, x):
+    return self.parts[0](self.inner(x))
 
 
 @production("without registering it")
@@ -164,18 +164,11 @@ class Uncopied(nn.Linear):
         raise RuntimeError("not twice")
 
 
-class CopiesItself(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(W, W)
-
+class CopiesItself(nn.Linear):
     def __deepcopy__(self, memo):
-        made = memo[id(self)] = CopiesItself()
-        made.inner.load_state_dict(self.inner.state_dict())
+        made = memo[id(self)] = CopiesItself(W, W)
+        made.load_state_dict(self.state_dict())
         return made
-
-    def forward(self, x):
-        return self.inner(x)
 
 
 def adds_to_its_count(self, x):
@@ -233,25 +226,16 @@ def has_a_constant_on_meta():
     return [made]
 
 
-@production("not linear in the gradient", changes=True)
-def bounds_a_large_gradient(linear):
-    if linear.weight.requires_grad:
-        linear.weight.register_hook(lambda gradient: gradient.clamp(-20, 20))
-
-
-@production("not linear in the gradient", changes=True)
-def clamps_a_gradient(linear):
-    if linear.weight.requires_grad:
-        linear.weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
-
-
 @production("after its gradient is accumulated", changes=True)
 def hooks_after_accumulation(linear):
     if linear.weight.requires_grad:
         linear.weight.register_post_accumulate_grad_hook(lambda parameter: parameter.grad.mul_(0.5))
 
 
+NOT_LINEAR = "not linear in the gradient"
+hooks_its_weight("bounds_a_large_gradient", lambda gradient: gradient.clamp(-20, 20), NOT_LINEAR)
+hooks_its_weight("clamps_a_gradient", lambda gradient: gradient.clamp(-1e-3, 1e-3), NOT_LINEAR)
 one_layer("uses_a_global_by_another_function", lambda self, x: self.inner(x) + by_global(x), "by the global GLOBAL")
 layers("has_a_lock", lambda: [Layer(lambda self, x: self.inner(x), lock=threading.Lock())], "cannot be copied")
 layers("refuses_to_be_copied", lambda: [Uncopied(W, W)], "a Uncopied cannot be copied (RuntimeError: not twice)")
-layers("copies_itself", lambda: [CopiesItself()], "copy")
+layers("copies_itself", lambda: [CopiesItself(W, W)], "copy")

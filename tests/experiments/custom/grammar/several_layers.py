@@ -19,8 +19,7 @@ def between(name, gives, takes=sums):
     def pair():
         return [(Layer(lambda self, x: gives(self.inner(x))), Layer(takes))]
 
-    pair.__name__ = name
-    production()(pair)
+    layers(name, pair)
 
 
 between("one_tensor_twice", lambda y: (y, y))
@@ -95,18 +94,6 @@ def one_module_in_two_layers():
 
 
 @production()
-def one_layer_twice():
-    shared = nn.Linear(W, W)
-    return [shared, shared]
-
-
-@production()
-def one_layer_without_parameters_twice():
-    shared = nn.Tanh()
-    return [shared, shared]
-
-
-@production()
 def one_frozen_parameter_in_two_layers():
     w = parameter(W, W).requires_grad_(False)
     return [Layer(lambda self, x: x @ self.w, w=w), Layer(lambda self, x: self.inner(x) @ self.w, w=w)]
@@ -142,6 +129,10 @@ def one_configuration_in_two_layers():
     return made
 
 
+layers("one_layer_twice", lambda: [nn.Linear(W, W)] * 2)
+layers("one_layer_without_parameters_twice", lambda: [nn.Tanh()] * 2)
+
+
 @layer(index=lambda: 1)
 def equals_another(self, x):
     return self.inner(x) * self.index
@@ -149,8 +140,7 @@ def equals_another(self, x):
 
 @production()
 def equal_layers():
-    run = equals_another
-    return [Layer(run, index=1), Layer(run, index=1), Layer(run, index=2)]
+    return [Layer(equals_another, index=index) for index in (1, 1, 2)]
 
 
 # ------------------------------------------------------------------------------------------ any linear module
@@ -168,21 +158,13 @@ def slow(linear):
 
 
 @production(changes=True)
-def without_bias(linear):
-    linear.bias = None
-
-
-@production(changes=True)
 def transposed_weight(linear):
     linear.weight.data = linear.weight.data.t().contiguous().t()
-
-
-@production(changes=True)
-def hooked_after_the_forward(linear):
-    linear.register_forward_hook(lambda module, inputs, output: output.clone().add_(1))
 
 
 change("frozen", lambda linear: linear.requires_grad_(False))
 change("only_the_bias_trains", lambda linear: linear.weight.requires_grad_(False))
 change("in_evaluation", lambda linear: linear.eval())
+change("without_bias", lambda linear: linear.register_parameter("bias", None))
+change("hooked_after_the_forward", lambda linear: linear.register_forward_hook(lambda *args: args[2].clone().add_(1)))
 change("has_a_large_weight", lambda linear: linear.weight.data.mul_(30))

@@ -14,6 +14,7 @@ def test_the_margin_is_the_95_percent_interval_of_the_mean():
     assert mean_and_margin([1.0, 2.0, 3.0]) == f"2 ± {4.303 * 1 / 3**0.5:.2g}"
     assert mean_and_margin([0.5]) == "0.5"
     assert mean_and_margin([]) is None
+    assert mean_and_margin([3.0, float("nan"), 3.1]) == "nan ± nan"  # of a seed that diverged
 
 
 @given(st.lists(st.lists(NUMBERS, min_size=1, max_size=4), min_size=2, max_size=6))

@@ -107,6 +107,9 @@ def test_what_crosses_splits_is_dropped_from_training_only():
     parts = split(by_split, lines.append)
     assert parts == {TRAIN: [f"{heading}\n\nOwn text of the first.", "Own"], VALID: by_split[VALID]}
     assert "5 documents; dropped: 1 repeated documents, and 2 training paragraphs" in lines[0]
+    parts = split({TRAIN: ["make clean", "make all"], VALID: ["make clean"]}, lines.append)  # short, and whole
+    assert parts == {TRAIN: ["make all"], VALID: ["make clean"]}
+    assert "3 documents; dropped: 1 repeated documents, and 0 training paragraphs" in lines[1]
 
 
 def test_the_same_documents_are_held_out_in_any_order_and_few_documents_lose_their_ends():

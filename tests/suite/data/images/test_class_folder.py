@@ -72,6 +72,18 @@ def test_colour_images_keep_their_layout_in_memory(tmp_path, changes):
             assert pixels.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_a_palette_is_resized_as_its_colours_are(tmp_path):
+    """Pillow resizes a palette's numbers to the nearest one, without values between."""
+    for mode in ("RGB", "P"):
+        write(tmp_path / mode, "train", 10, mode=mode)
+    pixels = []
+    for mode in ("RGB", "P"):
+        settings = ImageSettings(source=str(tmp_path / mode), size=SIZE // 2, fit="resize")
+        data = prepare_images(settings, 3, 2, tmp_path / "cache", print)
+        pixels.append(data.pixels("train", range(8), settings))
+    assert torch.equal(*pixels)
+
+
 def test_hidden_and_other_files_are_ignored_and_named(tmp_path):
     own = tmp_path / "own"
     write(own, "train", 24)
@@ -117,7 +129,8 @@ def cut(folder, kind, size=(64, 64)):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda own: (own / "train/cow").mkdir(), "train/cow has no images; add some, or remove the folder"),
+        (lambda own: (own / "train/cow").mkdir(), "train/cow has no images to train on, because the"),
+        (lambda own: write(own, "train", 1, classes=("cow",)), "train/cow has no images to train on, because the"),
         (lambda own: write(own, "test", 2, classes=("cat",)), "test has the class cat, which .*train does not have"),
         (lambda own: (own / "test/ant").mkdir(parents=True), "own has no test images; add some"),
         (lambda own: (own / "train/ant/x.png").write_text("no"), "train/ant/x.png is no image that can be read"),
@@ -125,7 +138,7 @@ def cut(folder, kind, size=(64, 64)):
         (lambda own: cut(own, "gif"), r"train/ant/x\.gif is no image that can be read"),
         (lambda own: Image.new("I;16", (8, 8)).save(own / "train/ant/z.png"), r"z\.png is of mode I;16, more than 8"),
     ],
-    ids=["empty", "unknown", "no test", "damaged", "jpeg", "gif", "deep"],
+    ids=["empty", "one image", "unknown", "no test", "damaged", "jpeg", "gif", "deep"],
 )
 def test_a_wrong_folder_is_named(tmp_path, change, message):
     own = tmp_path / "own"

@@ -49,7 +49,7 @@ def test_a_prepared_set_gives_back_every_pixel_and_label(data, folder):
     assert data.labels("train", rows).tolist() == labels[rows].tolist()
     info = data.info
     assert (info.channels, info.classes, info.counts) == (1, 4, {"train": 64, "test": 20})
-    assert list(info.shares) == [0.25] * 4
+    assert data.classes == ["0", "1", "2", "3"]
     assert info.mean[0] == pytest.approx(pixels.mean() / 255)
     assert info.deviation[0] == pytest.approx(pixels.std() / 255)
     standard = data.standardised(data.pixels("train", range(64), settings(folder)))
@@ -189,7 +189,7 @@ def test_the_same_images_however_they_are_dealt_out(data, folder):
         assert {share.divisor for share in shares} == {12.0}
 
 
-def test_held_out_images_come_in_their_order_as_they_are(data, folder):
+def test_held_out_images_are_evenly_spaced_and_as_they_are(data, folder):
     train = ImageTrainSettings(batch_images=12, test_images=17)
     found = ImageBatches(data, settings(folder, flip=True, cutout=3), train, 1, 5).held_out()
     assert len(found) == 2
@@ -199,8 +199,10 @@ def test_held_out_images_come_in_their_order_as_they_are(data, folder):
     assert sum(batch.divisor for batch in ImageBatches(data, settings(folder), train, 1, 5).held_out()) == 20  # all
     shown, labels = (torch.cat(parts) for parts in zip(*map(joined, found), strict=True))
     pixels, wanted = images(20, 1)
-    assert labels.tolist() == wanted[:17].tolist()
-    assert shown.equal(data.standardised(torch.from_numpy(pixels[:17]).unsqueeze(1)))
+    rows = [*range(6), *range(7, 13), *range(14, 19)]  # of 20, without every seventh, which is too many by three
+    assert rows == [at * 20 // 17 for at in range(17)]
+    assert labels.tolist() == wanted[rows].tolist()
+    assert shown.equal(data.standardised(torch.from_numpy(pixels[rows]).unsqueeze(1)))
 
 
 def test_a_stage_gets_only_what_it_uses_and_the_last_one_reads_no_images(data, folder, monkeypatch):

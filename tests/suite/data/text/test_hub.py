@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -91,8 +92,8 @@ def test_all_training_pairs_are_read_and_the_sets_own_splits_are_used(corpus, tm
     assert text.sizes["test"] == (51, 20, 0)
     assert len(text.splits["train"]) == 2300
     assert text.texts("test", [0, 50]) == [rows(100_000, 1, GERMAN)[0], ("<b>The _File</b>", "Die _Datei %s")]
-    languages = text.splits["train"].with_format("numpy")["language"][:].tolist()
-    assert languages == [0] * 1550 + [1] * 600 + [2] * 150
+    translations = [text.tokenizer.decode(ids) for _, ids in text.token_ids("train", range(2300))]
+    assert [at for at, each in enumerate(translations) if re.search("[\u03b1-\u03c9]", each)] == [*range(1550, 2150)]
     ((english, german),) = text.token_ids("train", [0])
     assert text.tokenizer.decode(english).startswith("aa aaa aaaa")
     assert text.tokenizer.decode(german).startswith("zz zzz zzzz")

@@ -29,6 +29,13 @@ def test_the_vocabulary_has_exactly_the_entries_asked_for(few: Sentences):
     assert tokenizer.get_vocab() == train_tokenizer(few, vocabulary).get_vocab()
 
 
+def test_decomposed_text_gives_no_more_entries_than_asked_for():
+    """Korean as macOS writes it: 67 letters, of which the tokenizer makes thousands of syllables."""
+    syllables = [normalize("NFD", chr(code)) for code in range(0xAC00, 0xAC00 + 2400)]
+    pairs = [(f"word {at}", "".join(syllables[at : at + 4])) for at in range(2400)]
+    assert len(train_tokenizer({"ko": pairs}, 2000)) == 2000
+
+
 def test_special_ids(data: TextData):
     tokenizer = data.tokenizer
     assert tokenizer.convert_tokens_to_ids(["<pad>", "<unk>", "<s>", "</s>"]) == [0, 1, 2, 3]

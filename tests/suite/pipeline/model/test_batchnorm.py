@@ -8,20 +8,22 @@ import pytest
 import torch
 from hypothesis import given
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from launch.backends.processes import run_processes
 from launch.worker.build import PartitionedModel
 from models import amoebanet
 from suite.errors import SettingError
 from suite.pipeline.model.batchnorm import MicroBatchNorm, RunningStats, by_micro_batch, merge
-from suite.pipeline.model.microbatch import ReplicaBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.runtime.executor import LossSums
 from suite.pipeline.schedule.config import ScheduleConfig
-from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED
 from suite.settings import OptimizerSettings
 from tests.marks import slow_but_for
-from tests.suite.pipeline.build import assemble, build, differences, join, run, unpartitioned, whole
+from tests.split import split
+from tests.suite.pipeline.build import alone, assemble, build, differences, join, run, unpartitioned, whole
 from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
 
 EXAMPLES = 7  # ragged for M = 2, 5
@@ -68,6 +70,39 @@ def all_values(layers, batch, step):
     for i, inputs in enumerate(batch.inputs):
         run(made, inputs, step, batch.offset + i)
     return {key: torch.cat([x.transpose(0, 1).flatten(1).T for x in parts]) for key, parts in seen.items()}
+
+
+class SelfRecomputing(nn.Module):
+    """Recomputes its norm in its own backward."""
+
+    def __init__(self, recomputes):
+        super().__init__()
+        self.norm, self.mix, self.recomputes = nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1), recomputes
+
+    def forward(self, x):
+        return checkpoint(self.parts, x, use_reentrant=False) if self.recomputes else self.parts(x)
+
+    def parts(self, x):
+        return self.mix(self.norm(x))
+
+    def reset_parameters(self):
+        self.norm.reset_parameters(), self.mix.reset_parameters()
+
+
+@pytest.mark.parametrize("rows", ["0F0 0F1 0F2 0B2 0B1 0B0", "0F0 0F1 0B0 0F2 0B1 0B2"])
+def test_a_layer_that_recomputes_itself_counts_each_micro_batch_once(rows):
+    found = []
+    for recomputes in (False, True):
+        with torch.device("meta"):
+            layers = [SelfRecomputing(recomputes), nn.Conv2d(2, 3, 5), nn.Flatten()]
+        executor = alone(layers, SumOfErrors(), ScheduleConfig("csv", (UNLIMITED,), rows=(rows,)))
+        inputs, labels = images(3, 5)
+        batch = ReplicaBatch(split([inputs.float()], 3), split([labels], 3), float(EXAMPLES))
+        executor.train(batch, 0)
+        executor.stage.running_stats.update(True)
+        found.append(executor.stage.by_index[0].norm)
+    assert torch.equal(found[0].running_mean, found[1].running_mean)
+    assert torch.equal(found[0].running_var, found[1].running_var)
 
 
 def norms(stage):

@@ -1,12 +1,11 @@
 """How a mini-batch is cut."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from suite.errors import SettingError
-from suite.pipeline.model.microbatch import even_split_sizes, replica_share, split
+from suite.pipeline.model.microbatch import even_split_sizes, replica_share
 
 
 @given(st.integers(1, 200), st.integers(1, 50))
@@ -29,20 +28,7 @@ def test_each_replica_has_an_equal_part_of_the_micro_batches_and_one_as_far_as_t
     assert count >= replicas or counts == sorted(counts, reverse=True)
 
 
-def test_split_keeps_order_and_pairs_up():
-    ids, labels = torch.arange(20).view(10, 2), torch.arange(10)
-    parts = split([ids, labels], 4)
-    assert [len(part[1]) for part in parts] == [3, 3, 2, 2]
-    assert torch.equal(torch.cat([part[0] for part in parts]), ids)
-    assert all(torch.equal(part[0][:, 0], part[1] * 2) for part in parts)
-
-
 @pytest.mark.parametrize(("examples", "micro_batches"), [(0, 2), (2, 0)])
 def test_nothing_cannot_be_cut(examples, micro_batches):
     with pytest.raises(SettingError, match=f"cannot cut {examples} examples into {micro_batches}"):
         even_split_sizes(examples, micro_batches)
-
-
-def test_tensors_of_different_sizes_are_refused():
-    with pytest.raises(SettingError, match=r"disagree on its size: \[2, 3\]"):
-        split([torch.zeros(2), torch.zeros(3)], 2)

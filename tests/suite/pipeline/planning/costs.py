@@ -50,14 +50,12 @@ def skipping_costs(draw):
         LayerCost(*[1.0] * 4, draw(size), 0, 0, *[draw(size) for _ in range(5)], skip_inputs=tuple(popped[at]))
         for at in range(count)
     ]
-    passing = skip_costs(costs)
+    own = [[skip for skip in skips if skip.own_tensor_at(at)] for at, skips in enumerate(skip_costs(costs))]
     return [
         replace(
             cost,
-            boundary_bytes=outputs[at] + sum(skip.bytes for skip in passing[at] if skip.own_tensor_at(at)),
-            gradient_bytes=0
-            if at == 0
-            else outputs[at] + sum(skip.gradient_bytes for skip in passing[at] if skip.own_tensor_at(at)),
+            boundary_bytes=outputs[at] + sum(skip.bytes for skip in own[at]),
+            gradient_bytes=outputs[at] + sum(skip.gradient_bytes for skip in own[at]) if at else 0,
         )
         for at, cost in enumerate(costs)
     ]

@@ -17,10 +17,6 @@ def test_whole_costs_pass_and_zero_is_a_cost():
     check_costs([])
 
 
-def test_the_seconds_of_a_layer_leave_out_its_update():
-    assert GOOD.seconds == 4.5
-
-
 def test_all_faults_are_told_in_one_sentence():
     bad = replace(GOOD, forward_s=-1.0, backward_s=math.nan, parameters=-7)
     endless = replace(GOOD, update_s=math.inf)

@@ -276,21 +276,13 @@ def test_equal_layers_are_estimated_once():
 
 
 def test_a_layer_of_a_billion_parameters_takes_no_memory():
-    width = 31_623
-
-    def peak():
-        tracemalloc.start()
-        cost = estimated(lambda: [Product(width, width), Through()], SquareLoss(), rows(1, width))[0]
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return cost, most
-
-    before = resident()
-    cost, most = peak()
-    assert cost.parameters == width * width > 10**9
-    assert (
-        cost.backward_peak_bytes == 4 * width * width
-    )  # the weight's gradient, before it is added to the one that stands
+    width, before = 31_623, resident()
+    tracemalloc.start()
+    cost = estimated(lambda: [Product(width, width), Through()], SquareLoss(), rows(1, width))[0]
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert cost.parameters == width**2 > 10**9
+    assert cost.backward_peak_bytes == 4 * width**2  # the weight's gradient, before it is added to the one that stands
     assert most < 32 << 20
     assert resident() - before < 256 << 20
 

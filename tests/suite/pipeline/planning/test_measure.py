@@ -4,7 +4,6 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -15,10 +14,11 @@ from suite.pipeline.planning.costs import check_costs
 from suite.pipeline.planning.devices import DEVICES
 from suite.pipeline.planning.estimate import estimate
 from suite.pipeline.planning.measure import LEAST_ROUNDS, WARM_UPS, measure
-from suite.pipeline.planning.sample import MicroBatch, Sample
+from suite.pipeline.planning.sample import Sample
 from suite.settings import OptimizerSettings
 from suite.training.stage_optimizer import single_device_update
 from tests.suite.pipeline.planning.costs import MEASURED_BYTES, without_bytes
+from tests.suite.pipeline.planning.test_estimate import Product, rows
 from tests.suite.pipeline.toy import SquareLoss
 
 CPU = torch.device("cpu")
@@ -37,30 +37,15 @@ class Clock:
         return self.now
 
 
-class Product(nn.Module):
-    """x (rows, width) -> the same shape."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
-
-    def reset_parameters(self) -> None:
-        nn.init.eye_(self.weight)
-
-
 class SlowAtFirst(nn.Module):
     """Sleeps longer while it is run for the first few times, but not so long that such a round is left out."""
 
     runs = 0
-    clock: Clock
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_meta:
             SlowAtFirst.runs += 1
-            self.clock.sleep(0.05 if SlowAtFirst.runs <= 1 + 2 * WARM_UPS else 0.04)
+            measuring.time.sleep(0.05 if SlowAtFirst.runs <= 1 + 2 * WARM_UPS else 0.04)
         return torch.relu(x)
 
 
@@ -68,11 +53,10 @@ class Warm(nn.Module):
     """Sleeps twice as long if another layer ran before it."""
 
     last: type
-    clock: Clock
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_meta:
-            self.clock.sleep(0.01 if getattr(Warm, "last", None) is type(self) else 0.02)
+            measuring.time.sleep(0.01 if getattr(Warm, "last", None) is type(self) else 0.02)
             Warm.last = type(self)
         return torch.relu(x)
 
@@ -108,10 +92,6 @@ def clock(monkeypatch):
     return clock
 
 
-def rows(count: int, width: int) -> MicroBatch:
-    return MicroBatch((torch.ones(count, width),), (torch.zeros(1),))
-
-
 def measured(layers, typical, largest=None, make_update=lambda module: lambda: None, meet=bool, known=None, **limits):
     """Returns measured costs: seconds and bytes are those that the measurement finds, or with ``known`` estimates at
     least their bytes."""
@@ -143,7 +123,6 @@ def test_seconds_are_those_slept(clock):
 def test_seconds_are_those_of_all_layers_together(clock, monkeypatch):
     """Each takes twice as long after another one. A pass that is slow or takes much of the memory is not timed: then
     they are as alone."""
-    monkeypatch.setattr(Warm, "clock", clock, raising=False)
     for cost in measured(lambda: [Warm(), WarmOther()], rows(1, 1)):
         assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.02, 0.02))
     of_both = sum(cost.activation_bytes for cost in measured(lambda: [Warm(), WarmOther()], rows(1, 1)))
@@ -154,14 +133,13 @@ def test_seconds_are_those_of_all_layers_together(clock, monkeypatch):
 
 
 def test_an_update_is_timed_on_its_own(clock):
-    (cost,) = measured(lambda: [Product(2)], rows(1, 2), make_update=lambda module: lambda: clock.sleep(0.02))
+    (cost,) = measured(lambda: [Product(2, 2)], rows(1, 2), make_update=lambda module: lambda: clock.sleep(0.02))
     assert cost.update_s == pytest.approx(0.02)
     assert cost.seconds == 0
 
 
-def test_the_first_rounds_do_not_count(clock, monkeypatch):
+def test_the_first_rounds_do_not_count(clock):
     """Once to see what leaves the layer, then a forward and a recompute in each round."""
-    monkeypatch.setattr(SlowAtFirst, "clock", clock, raising=False)
     (cost,) = measured(lambda: [SlowAtFirst()], rows(1, 1))
     assert (cost.forward_s, cost.recompute_s) == pytest.approx((0.04, 0.04))
 
@@ -170,7 +148,7 @@ def test_bytes_of_a_product_by_hand():
     """Weight (w, w), x and y (n, w)."""
     count, width = 32, 16
     x, weight = count * width * FLOAT, width * width * FLOAT
-    costs = measured(lambda: [Product(width), Product(width), Product(width), nn.ReLU()], rows(count, width))
+    costs = measured(lambda: [*(Product(width, width) for _ in range(3)), nn.ReLU()], rows(count, width))
     first, second, third, _ = costs
     assert first.parameters == second.parameters == width * width
     assert (first.boundary_bytes, first.gradient_bytes) == (x, 0)
@@ -187,7 +165,7 @@ def test_an_update_needs_room_but_its_state_stands_already():
     """AdamW's moments are made by the first update; what is counted is the norm's squares in fp64."""
     settings = OptimizerSettings()
     cost = measured(
-        lambda: [Product(64), nn.ReLU()], rows(2, 64), make_update=lambda m: single_device_update(m, settings)
+        lambda: [Product(64, 64), nn.ReLU()], rows(2, 64), make_update=lambda m: single_device_update(m, settings)
     )[0]
     assert cost.update_peak_bytes == pytest.approx(2 * FLOAT * 64 * 64, abs=64)
     assert cost.update_s > 0
@@ -205,7 +183,7 @@ class Buffered(nn.ReLU):
 
 def test_a_layers_own_buffer_that_the_estimate_does_not_see_is_added():
     def layers():
-        return [Product(4), nn.ReLU(), Buffered(), Product(4)]
+        return [Product(4, 4), nn.ReLU(), Buffered(), Product(4, 4)]
 
     with torch.device("meta"):
         known = estimates(layers(), rows(8, 4))
@@ -223,7 +201,7 @@ def sizes(costs):
 
 def test_a_measurement_that_reads_less_lowers_no_byte():
     def layers():
-        return [Product(4), nn.ReLU(), Product(4)]
+        return [Product(4, 4), nn.ReLU(), Product(4, 4)]
 
     with torch.device("meta"):
         less = estimates(layers(), rows(8, 4))
@@ -247,40 +225,34 @@ class Hoarding(nn.ReLU):
 
 
 def test_no_measured_size_is_below_zero():
-    for cost in measured(lambda: [Product(4), Hoarding(), Product(4), nn.ReLU()], rows(2, 4)):
+    for cost in measured(lambda: [Product(4, 4), Hoarding(), Product(4, 4), nn.ReLU()], rows(2, 4)):
         assert min(value for name, value in asdict(cost).items() if name.endswith("_bytes")) >= 0
 
 
 def test_seconds_are_of_the_typical_and_bytes_of_the_largest_micro_batch():
-    costs = measured(lambda: [Product(16), nn.ReLU()], rows(3, 16), rows(40, 16))
+    costs = measured(lambda: [Product(16, 16), nn.ReLU()], rows(3, 16), rows(40, 16))
     assert [cost.boundary_bytes for cost in costs] == [40 * 16 * FLOAT] * 2
 
 
-@pytest.fixture
-def made():
-    """The numbers of layers that are measured together."""
-    return []
+class Made(list):
+    """Makes updates that do nothing; the numbers of layers that are measured together."""
 
-
-@pytest.fixture
-def make_update(made):
-    def make(module):
-        made.append(len(module))
+    def __call__(self, module):
+        self.append(len(module))
         return lambda: None
 
-    return make
 
-
-def test_equal_layers_are_measured_once_and_share_their_numbers(made, make_update):
-    costs = measured(lambda: [Product(8) for _ in range(6)], rows(4, 8), make_update=make_update)
+def test_equal_layers_are_measured_once_and_share_their_numbers():
+    costs = measured(lambda: [Product(8, 8) for _ in range(6)], rows(4, 8), make_update=(made := Made()))
     assert costs[1] == costs[2] == costs[3] == costs[4]
     assert costs[0] != costs[1]  # its inputs carry no gradient
     # seconds: the first alone, the second and three copies, the last alone; each alone for its bytes; all together
     assert made == [1, 4, 1, 1, 1, 1, 6]
 
 
-def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_inputs(made, make_update):
-    costs = measured(lambda: [Halved(), Halved(), Halved(), Product(4)], rows(3, 32), make_update=make_update)
+def test_equal_layers_that_change_the_shape_are_each_measured_on_their_own_inputs():
+    layers = [Halved, Halved, Halved, lambda: Product(4, 4)]
+    costs = measured(lambda: [layer() for layer in layers], rows(3, 32), make_update=(made := Made()))
     assert made == [1] * 8 + [4]
     assert [cost.boundary_bytes for cost in costs] == [3 * width * FLOAT for width in (32, 16, 8, 4)]
     assert [cost.gradient_bytes for cost in costs] == [0, *(3 * width * FLOAT for width in (16, 8, 4))]

@@ -12,10 +12,6 @@ from suite.errors import PlacementError, SettingError
 from suite.pipeline.planning.partition import cell_ranges, fewest_cells, partition
 
 
-def loads(costs, cells):
-    return [sum(costs[i] for i in cell) for cell in cell_ranges(cells, len(costs))]
-
-
 def all_ends(layers, stages, reach=None):
     for inner in combinations(range(1, layers), stages - 1):
         ends = (0, *inner, layers)
@@ -83,7 +79,8 @@ def test_random_models_are_cut_as_well_as_by_trying_every_cut_and_no_cut_can_be_
         assert len(cells) == stages
         assert all(cell.stop <= fits[cell.start] for cell in cell_ranges(cells, layers))
         assert heaviest(costs, cells) == best, (costs, stages, reach)
-        assert max(loads(costs, cells)) == pytest.approx(best, rel=1e-12, abs=0)
+        loads = [sum(costs[i] for i in cell) for cell in cell_ranges(cells, layers)]
+        assert max(loads) == pytest.approx(best, rel=1e-12, abs=0)
         before, ends = list(accumulate(costs, initial=0)), list(accumulate(cells, initial=0))
         # The heaviest cell is the least there is, so a move that is more even cannot be one that breaks this bound.
         for other in single_moves(ends, fits):
@@ -96,7 +93,7 @@ def test_random_models_are_cut_as_well_as_by_trying_every_cut_and_no_cut_can_be_
 @pytest.mark.parametrize(
     ("costs", "stages", "reach", "cells"),
     [
-        ([3, 1, 1, 5, 2, 2], 3, None, [3, 1, 2]),
+        (np.array([3.0, 1, 1, 5, 2, 2]), 3, np.array([3, 4, 4, 5, 6, 6]), [3, 1, 2]),
         ([1] * 12 + [100] + [1] * 12, 5, None, [6, 6, 1, 6, 6]),
         ([200, 1, 1, 10, 1, 1, 1], 5, None, [1, 2, 1, 1, 2]),  # layer 3 is above the mean of layers 1 to 6
         ([0] * 12, 4, None, [3, 3, 3, 3]),
@@ -105,7 +102,9 @@ def test_random_models_are_cut_as_well_as_by_trying_every_cut_and_no_cut_can_be_
     ],
 )
 def test_cells_by_hand(costs, stages, reach, cells):
-    assert partition(costs, stages, reach) == cells
+    found = partition(costs, stages, reach)
+    assert found == cells
+    assert {type(cell) for cell in found} == {int}
 
 
 def test_layers_too_light_to_change_a_running_float_sum_are_counted_all_the_same():
@@ -137,7 +136,7 @@ def test_no_cut_of_a_long_model_has_a_lighter_heaviest_cell(costs, reach):
     assert len(cells) == 128
     assert all(cell.stop <= reach[cell.start] for cell in cell_ranges(cells, len(costs)))
     before = list(accumulate(costs, initial=0))
-    below = max(loads(costs, cells)) - 1
+    below = heaviest(costs, cells) - 1
     lighter = [min(end, bisect_right(before, before[j] + below) - 1) for j, end in enumerate(reach)]
     fewest = fewest_cells(lighter)
     assert fewest is None or fewest > 128
@@ -188,9 +187,3 @@ def test_cells_of_which_none_fit_are_refused(reach):
 def test_cells_by_hand_must_cover_the_layers_and_every_fault_is_named(cells, said):
     with pytest.raises(SettingError, match=f"{said}, so give cells of 1 layer or more that add up to 3"):
         cell_ranges(cells, 3)
-
-
-def test_costs_may_be_an_array():
-    cells = partition(np.array([3.0, 1, 1, 5, 2, 2]), 3, np.array([3, 4, 4, 5, 6, 6]))
-    assert cells == [3, 1, 2]
-    assert {type(cell) for cell in cells} == {int}

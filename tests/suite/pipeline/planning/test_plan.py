@@ -128,8 +128,7 @@ def test_a_skip_to_a_stage_beyond_the_next_takes_communicators_too():
 
 
 def test_a_schedule_that_deadlocks_on_nccl_with_the_models_skips_is_refused():
-    rows = tuple(" ".join(f"{k}{action}" for action in actions) for k, actions in enumerate(STOPS_WITH_A_SKIP))
-    settings = {"schedule": "csv", "schedule_rows": rows, "stages": 3, "micro_batches": 13}
+    settings = {"schedule": "csv", "schedule_rows": STOPS_WITH_A_SKIP, "stages": 3, "micro_batches": 13}
     on_nccl, takes_skip = replace(ROOMY, transport="nccl"), layer(skip_inputs=(SkipInput(2, 1, 1, False),))
     assert plan([layer()] * 3, on_nccl, **settings)
     (fault,) = faults([layer(), layer(), takes_skip], on_nccl, **settings)
@@ -222,13 +221,6 @@ def test_what_a_worker_takes_for_itself_is_part_of_the_device():
         == UNCOUNTED_BYTES + 200
     )
     faults(costs, Machine(memory_limit_bytes=UNCOUNTED_BYTES + 160 + 40, process_bytes=41))
-
-
-def test_cells_by_hand_are_taken_as_they_are():
-    costs = [layer(weight) for weight in (1, 1, 9, 1)]
-    found = plan(costs, stages=2, layers_per_cell=(3, 1))
-    assert found.layers_per_cell == (3, 1)
-    assert plan(costs, stages=2).layers_per_cell == (2, 2)
 
 
 def test_all_faults_of_cells_by_hand_at_once():

@@ -129,6 +129,9 @@ def test_a_searched_plan_is_planned_again_from_what_was_saved():
 def test_cells_by_hand_stay():
     _, searched = chosen(UNEVEN, ROOMY, stages=2, micro_batches=6, remat="auto", layers_per_cell=(8, 2))
     assert searched.layers_per_cell == (8, 2)
+    cells = {"virtual_stages": 2, "layers_per_cell": (3, 3, 2, 2)}  # two cells a stage
+    plan, _ = chosen(UNEVEN, ROOMY, stages=2, micro_batches=6, remat="auto", **cells)
+    assert (plan.layers_per_cell, plan.pipeline.virtual_stages) == ((3, 3, 2, 2), 2)
 
 
 def test_without_recomputes_tight_memory_has_another_order():

@@ -105,11 +105,13 @@ def test_stages_of_several_cells_without_room_for_their_graphs_recompute_them():
     assert seconds(searched(problem).schedule(), problem) <= seconds(named, problem)
 
 
+BACKWARDS_DIFFER = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
+UNEQUAL = CellsProblem(CellPlacement(4), 6, BACKWARDS_DIFFER, Link(), [[GRAPH]] * 4, limit_bytes=3)
+
+
 def test_the_same_arguments_find_the_same_schedule_and_a_climb_none_that_is_slower(monkeypatch):
     monkeypatch.setattr(search_module, "ACTIONS_WITHOUT_GAIN", 3_000)
-    costs = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
-    problem = CellsProblem(CellPlacement(4), 6, costs, Link(), [[GRAPH]] * 4, limit_bytes=3)
-    one, other = searched(problem), searched(problem)
+    one, other = searched(UNEQUAL), searched(UNEQUAL)
     of_family_s = one.step_s
     for search in (one, other):
         search.climb()
@@ -119,8 +121,7 @@ def test_the_same_arguments_find_the_same_schedule_and_a_climb_none_that_is_slow
 
 def test_a_climb_ends_a_while_after_its_last_gain(monkeypatch):
     monkeypatch.setattr(search_module, "ACTIONS_WITHOUT_GAIN", 2_000)
-    costs = [CellCost(1.1, 1.0, 2 + 0.1 * at, weight_grad_s=0.9) for at in range(4)]
-    search = searched(CellsProblem(CellPlacement(4), 6, costs, Link(), [[GRAPH]] * 4, limit_bytes=3))
+    search = searched(UNEQUAL)
     since_gain, play = [0], search._play
 
     def counted(policy):

@@ -7,17 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite.pipeline.model.cells import CellPlacement
-from suite.pipeline.planning.costs import LayerCost, MessageCost, SkipCost, SkipInput, message_costs, skip_costs
+from suite.pipeline.planning.costs import MessageCost, SkipCost, SkipInput, message_costs, skip_costs
 from suite.pipeline.planning.memory import MemoryModel
 from suite.pipeline.planning.partition import cell_ranges
 from suite.pipeline.planning.stage_bytes import Sent
-from tests.suite.pipeline.planning.costs import skipping_costs
-
-PLAIN = LayerCost(*[1.0] * 4, *[0] * 8)
+from tests.suite.pipeline.planning.costs import ZERO, skipping_costs
 
 
 def layer(boundary, gradient, *takes):
-    return replace(PLAIN, boundary_bytes=boundary, gradient_bytes=gradient, skip_inputs=takes)
+    return replace(ZERO, boundary_bytes=boundary, gradient_bytes=gradient, skip_inputs=takes)
 
 
 # layer 1 gives its own output (40 bytes) to layer 3; layer 0 gives 7 bytes to layer 4
@@ -25,11 +23,9 @@ SKIPPING = [
     layer(8, 0),
     layer(20 + 7, 20),  # layer 0's output, and its skip beside it
     layer(40 + 7, 40),  # layer 1's output is its skip as well
-    layer(60 + 7 + 40, 60 + 40),
-    layer(80 + 7, 80),
+    layer(60 + 7 + 40, 60 + 40, SkipInput(2, 40, 40, same_as_output=True)),
+    layer(80 + 7, 80, SkipInput(4, 7, 0, same_as_output=False)),
 ]
-SKIPPING[3] = replace(SKIPPING[3], skip_inputs=(SkipInput(2, 40, 40, same_as_output=True),))
-SKIPPING[4] = replace(SKIPPING[4], skip_inputs=(SkipInput(4, 7, 0, same_as_output=False),))
 
 
 def test_what_passes_each_front():
@@ -54,15 +50,9 @@ def test_messages_go_straight_to_their_stage_and_hold_each_tensor_once():
 
 def test_a_skip_to_another_cell_of_the_stage_is_no_message():
     """K = 4, two cells a stage: cell 0 gives 7 bytes to cell 4 and 9 to cell 5."""
-    takes = {4: SkipInput(4, 7, 7, same_as_output=False), 5: SkipInput(5, 9, 9, same_as_output=False)}
-    costs = [layer(0, 0, *[takes[at]] if at in takes else []) for at in range(8)]
-    for target, one in ((4, takes[4]), (5, takes[5])):
-        for at in range(target - one.span + 1, target + 1):
-            costs[at] = replace(
-                costs[at],
-                boundary_bytes=costs[at].boundary_bytes + one.bytes,
-                gradient_bytes=costs[at].gradient_bytes + one.gradient_bytes,
-            )
+    near, far = (SkipInput(span, size, size, same_as_output=False) for span, size in ((4, 7), (5, 9)))
+    nothing, both = layer(0, 0), layer(7 + 9, 7 + 9)
+    costs = [nothing, both, both, both, layer(7 + 9, 7 + 9, near), layer(9, 9, far), nothing, nothing]
     memory = MemoryModel(costs, 12, 8.0).in_partition(cell_ranges((1,) * 8, 8), CellPlacement(4))
     source, near, far = (memory[at] for at in (0, 4, 5))
     assert source.sent == (Sent(4, 7, is_local=True), Sent(5, 9))

@@ -9,7 +9,7 @@ from suite.pipeline.runtime.boundary import CutSpec, OpenSkip, TensorSpec
 from suite.pipeline.runtime.metadata import BoundaryMetadata, MetadataCodec
 
 dtypes = st.sampled_from(
-    [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+    [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.uint16, torch.bool]
 )
 specs = st.builds(
     TensorSpec, st.lists(st.integers(0, 2**40), max_size=4).map(tuple), dtypes, st.booleans(), st.booleans()

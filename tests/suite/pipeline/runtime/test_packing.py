@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from suite.pipeline.runtime.boundary import TensorSpec
 from suite.pipeline.runtime.packing import message_specs, pack, unpack
 
-DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool]
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint64, torch.bool]
 
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 boundaries = st.lists(st.tuples(shapes, st.sampled_from(DTYPES), st.booleans()), max_size=6)

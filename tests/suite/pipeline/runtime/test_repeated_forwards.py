@@ -11,10 +11,11 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from launch.backends.processes import run_processes
 from suite.pipeline.model.changing_buffers import ChangingBuffers
-from suite.pipeline.model.microbatch import ReplicaBatch, split
+from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
+from tests.split import split
 from tests.suite.pipeline.build import build, differences, join, run, whole
 from tests.suite.pipeline.random_pipelines import SquaredError
 

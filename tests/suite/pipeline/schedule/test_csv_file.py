@@ -89,6 +89,7 @@ def test_every_own_schedule_reads_back(name, stages, micro_batches, virtual_stag
         ("0F0,0B0\n\n1F0,1B0\n", "the lines have 1, 0, 1 cells; every stage needs equally many, one at least"),
         ("4000000000F0,0B0\n1F0,1B0\n", "line 1 has '4000000000F0', which is no action"),
         ("0F0,0B0\n999999999F0,1B0\n", "no line has cell 2, and there are cells up to 999999999; leave none out"),
+        ("0F0,0F999999999,0B0\n", "there are 1,000,000,000 micro-batches, and no stage has more than 3 actions"),
         ("0F0,(1F0;1B0)OVERLAP,0B0\n", "line 1 has '(1F0;1B0)OVERLAP', which is no action"),
     ],
 )

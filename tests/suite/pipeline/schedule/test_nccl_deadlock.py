@@ -1,7 +1,7 @@
 """No schedule stops on NCCL, whichever cells skips connect; what would stop is refused."""
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -68,26 +68,20 @@ def test_schedules_of_torch_from_a_file_do_not_stop(name, tmp_path):
     assert ScheduleConfig("csv", (1,), 2, rows, "nccl").actions(4, 8)
 
 
-def in_blocks(*blocks):
-    return [Action(kind, i) for kind, begin, end in blocks for i in range(begin, end)]
-
-
 def test_a_replica_without_micro_batches_has_nothing_to_run():
     """Its empty schedule looks like one cell a stage, yet the pairs, which hold for all replicas, name four cells."""
     assert validate([[], []], 0, pairs=((0, 1), (1, 2), (2, 3))) == [[], []]
 
 
-STOPS_WITH_A_SKIP = [
-    in_blocks(("F", 0, 13), ("B", 0, 13)),
-    in_blocks(("F", 0, 9), ("B", 0, 9), ("F", 9, 13), ("B", 9, 13)),
-    in_blocks(("F", 0, 6), ("B", 0, 6), ("F", 6, 9), ("B", 6, 9), ("F", 9, 13), ("B", 9, 13)),
-]
+STOPS_WITH_A_SKIP = tuple(
+    " ".join(f"{k}{kind}{i}" for begin, end in pairwise(edges) for kind in "FB" for i in range(begin, end))
+    for k, edges in enumerate(((0, 13), (0, 9, 13), (0, 6, 9, 13)))
+)
 """Stage 2 sends stage 0 six gradients of a skip before stage 0 takes one; five may be in flight."""
 
 
 def test_a_schedule_that_stops_with_a_skip_alone_is_refused_with_it_alone():
-    rows = tuple(" ".join(f"{k}{action}" for action in actions) for k, actions in enumerate(STOPS_WITH_A_SKIP))
-    config = ScheduleConfig("csv", rows=rows, transport="nccl")
+    config = ScheduleConfig("csv", rows=STOPS_WITH_A_SKIP, transport="nccl")
     assert config.actions(3, 13)
     with pytest.raises(SettingError, match="deadlocks: stage 0 at"):
         replace(config, pairs=((0, 1), (0, 2), (1, 2))).actions(3, 13)

@@ -27,11 +27,7 @@ def test_busy_idle_and_bubble():
     assert STEP.bubble == pytest.approx(7 / 24)
 
 
-def test_a_step_in_which_nothing_happened_has_no_bubble():
-    nothing = Timeline(((), (Span("F", 0, 0, 0),)))
-    assert nothing.seconds == 0
-    assert nothing.bubble == 0
-
-
-def test_a_stage_without_actions_is_idle_throughout():
-    assert Timeline(((), (Span("F", 0, 0, 4),))).bubble == 0.5
+@pytest.mark.parametrize(("seconds", "bubble"), [(0, 0), (4, 0.5)])
+def test_a_stage_without_actions_is_idle_throughout_a_step_in_which_something_happens(seconds, bubble):
+    step = Timeline(((), (Span("F", 0, 0, seconds),)))
+    assert (step.seconds, step.bubble) == (seconds, bubble)

@@ -11,6 +11,7 @@ from suite.pipeline.schedule import v_schedules
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import UNLIMITED
+from tests.suite.pipeline.schedule.test_schedules import most_ahead
 from tests.suite.pipeline.torch_schedules import dump
 
 PERIOD = 6
@@ -44,13 +45,7 @@ def idle(rows):
 
 def most_held(rows):
     """Returns the most micro-batches that a stage's cells hold together, each from its F to its W or B."""
-    most = 0
-    for actions in rows:
-        held = 0
-        for action in actions:
-            held += (action.kind == "F") - (action.kind in "WB")
-            most = max(most, held)
-    return most
+    return max(most_ahead(actions, "WB") for actions in rows)
 
 
 def unlimited(name):

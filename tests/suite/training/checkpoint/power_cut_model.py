@@ -65,7 +65,7 @@ class DiskStorage(Storage):
     def __init__(self, disk, location):
         super().__init__(location)
         self._disk, files = disk, self._files
-        self._files = SimpleNamespace(**{name: getattr(files, name) for name in ("ls", "isdir", "info", "cat_file")})
+        self._files = SimpleNamespace(**{name: getattr(files, name) for name in ("ls", "info", "cat_file")})
         self._files.rm_file = partial(self._removed, files.rm_file)
         self._files.rm = partial(self._removed, files.rm)
 

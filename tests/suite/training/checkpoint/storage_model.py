@@ -74,7 +74,7 @@ class Failing:
 
     def __getattr__(self, name):
         call = getattr(self._files, name)
-        if name not in ("ls", "isdir", "info", "cat_file", "pipe_file", "rm_file", "rm"):
+        if name not in ("ls", "info", "cat_file", "pipe_file", "rm_file", "rm"):
             return call
 
         def counted(*arguments, **options):

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -40,6 +41,32 @@ def test_storage_that_does_not_answer_is_no_damage_and_nothing_else_is_chosen(fo
         newest_of(folder)
     monkeypatch.undo()
     assert newest_of(folder).step == 60
+
+
+@pytest.mark.parametrize("failures", [1, 99])
+def test_a_folder_that_the_disk_does_not_find_at_once_is_no_damage(folder, monkeypatch, failures):
+    """As an NFS client whose server restarts: ``os.path.isdir`` would be False."""
+    original, asked = os.stat, []
+
+    def stat(path, **options):
+        if str(path).endswith("/00000060"):
+            asked.append(path)
+            if len(asked) <= failures:
+                raise OSError(errno.ESTALE, "Stale file handle")
+        return original(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr("suite.training.checkpoint.storage.PAUSES_S", (0.0, 0.0))
+    if failures == 1:
+        assert newest_of(folder).step == 60
+    else:
+        with pytest.raises(StorageError, match="Stale file handle"):
+            newest_of(folder)
+
+
+def test_colons_in_a_path_are_no_chain_of_urls(tmp_path):
+    Storage(tmp_path / "a::b/runs").write("00000001/manifest.json", b"x")
+    assert (tmp_path / "a::b/runs/00000001/manifest.json").read_bytes() == b"x"
 
 
 def test_a_worker_that_cannot_read_ends_the_load_on_all(folder):
