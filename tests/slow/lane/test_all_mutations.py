@@ -2,9 +2,15 @@
 
 import pytest
 
-from tests.lane.conftest import shared_server  # noqa: F401
 from tests.lane.meant import faults_of
 from tests.lane.mutations import MUTATIONS
+from tests.lane.server import Server
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as server:
+        yield server
 
 
 def finding(server, mutation):
