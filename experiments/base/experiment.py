@@ -255,8 +255,8 @@ class Experiment(FrozenRecord):
         return changed if self._prepared is None else changed.with_prepared(self._prepared)
 
     def with_derived(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds the settings that follow from the given ones: a decay to 0 that ends with the run does so in a longer
-        one, and a schedule's file determines K, M and the cells.
+        """Adds the settings that follow from the given ones: a decay to 0 that ended with the run still does, and a
+        schedule's file determines K, M and the cells.
 
         Raises SettingError for a file that is no valid schedule.
         """

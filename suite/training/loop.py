@@ -38,7 +38,7 @@ waiting workers fail."""
 SAVE_TIMEOUT_S = 420.0
 """Longest save point: three waits of ``checkpoint.Saver`` for the previous save, and the copy."""
 
-PEAK, ASK, BUSY_S, UNITS = range(4)
+PEAK, ASK, BUSY_S, SIZE = range(4)
 """The numbers that each worker gives with its norms: bytes of its highest peak, what it asks for, and of the step
 before the seconds in which it computed and the units of its share; 0 if unknown."""
 
@@ -267,7 +267,7 @@ def _record(
     if bubble is not None:
         values[metrics.BUBBLE] = bubble
     if worker.pace is not None:
-        busy_s, units = ([numbers[at] for numbers in result.of_workers] for at in (BUSY_S, UNITS))
-        values |= worker.pace.slow_workers(progress.step, busy_s, units)
+        busy_s, sizes = ([numbers[at] for numbers in result.of_workers] for at in (BUSY_S, SIZE))
+        values |= worker.pace.slow_workers(progress.step, busy_s, sizes)
     for tracker in worker.trackers:
         tracker.log(progress.step, values)

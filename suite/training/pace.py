@@ -42,7 +42,7 @@ class Pace:
         self._start = start
         self._coord, self._planned_busy_s, self._hosts, self._log = coord, planned_busy_s, hosts, log
         self._recorder = Recorder(device)
-        self._busy_s = self._units = 0.0
+        self._busy_s = self._size = 0.0
         self._slow_looks, self._named = Counter[int](), set[int]()
 
     def recorder(self, step: int) -> Recorder | None:
@@ -52,27 +52,27 @@ class Pace:
         self._recorder.begin()
         return self._recorder
 
-    def note(self, step: int, recorder: Recorder, units: float) -> None:
+    def note(self, step: int, recorder: Recorder, size: float) -> None:
         """Takes the busy seconds of a step that is looked at, without its update, in which a replica waits for others,
-        and the units of this worker's share; 0 if it has none."""
+        and the size of this worker's share; 0 if it has none."""
         if self._is_look(step):
-            self._units = units
+            self._size = size
             self._busy_s = sum(span.seconds for span in recorder.spans() if span.kind != "U")
 
     def take(self) -> tuple[float, float]:
-        """Returns the busy seconds and the units of the step before; 0 if it was not looked at."""
-        look = self._busy_s, self._units
-        self._busy_s = self._units = 0.0
+        """Returns the busy seconds and the share's size of the step before; 0 if it was not looked at."""
+        look = self._busy_s, self._size
+        self._busy_s = self._size = 0.0
         return look
 
-    def slow_workers(self, step: int, busy_s: Sequence[float], units: Sequence[float]) -> dict[str, float]:
-        """Takes the busy seconds of all workers by rank, and the units of each one's share, 0 where it has none.
+    def slow_workers(self, step: int, busy_s: Sequence[float], sizes: Sequence[float]) -> dict[str, float]:
+        """Takes the busy seconds of all workers by rank, and the size of each one's share, 0 where it has none.
 
         Returns a metric for each that was slow in the last LOOKS looks: how many times as long as its peers it
         computes. Logs it, once.
         """
         metrics: dict[str, float] = {}
-        for rank, ratio in self._ratios(busy_s, units).items() if all(busy_s) else ():
+        for rank, ratio in self._ratios(busy_s, sizes).items() if all(busy_s) else ():
             factor = FACTOR if self._coord.replicas > 1 else FACTOR_OF_PLAN
             self._slow_looks[rank] = self._slow_looks[rank] + 1 if ratio >= factor else 0
             if self._slow_looks[rank] < LOOKS:
@@ -91,12 +91,12 @@ class Pace:
     def _is_look(self, step: int) -> bool:
         return step >= self._start + WARM_UP_STEPS and step % LOOK_EVERY_STEPS == 0
 
-    def _ratios(self, busy_s: Sequence[float], units: Sequence[float]) -> dict[int, float]:
+    def _ratios(self, busy_s: Sequence[float], sizes: Sequence[float]) -> dict[int, float]:
         """Returns how many times the median of its peers each worker takes."""
         stages, replicas = self._coord.stages, self._coord.replicas
         if replicas > 1:
             groups = [[*range(stage, stages * replicas, stages)] for stage in range(stages)]
-            shares = [max(units[replica * stages : (replica + 1) * stages]) for replica in range(replicas)]
+            shares = [max(sizes[replica * stages : (replica + 1) * stages]) for replica in range(replicas)]
             relative = [measured / max(1.0, shares[rank // stages]) for rank, measured in enumerate(busy_s)]
         elif stages > 1 and self._planned_busy_s and all(self._planned_busy_s):
             groups = [[*range(stages)]]

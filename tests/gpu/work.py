@@ -12,7 +12,7 @@ from models.shape import PADDING, TransformerShape
 from models.transformer import layers
 from suite.pipeline.model.layers import meta_device
 from suite.pipeline.model.microbatch import ReplicaBatch
-from tests.split import split
+from tests.micro_batches import split
 
 ROWS, TIME, MICRO_BATCHES = 8, 16, 4
 """Of the mini-batch whose gradients are compared."""

@@ -30,7 +30,7 @@ from suite.pipeline.model.microbatch import ReplicaBatch
 from tests.lane.cases import OTHER_PEOPLES
 from tests.lane.standin import DEVICE
 from tests.lane.train import Work
-from tests.split import split
+from tests.micro_batches import split
 from tests.suite.pipeline.toy import SumLoss, toy_batch, toy_layers
 
 ROOT = Path(__file__).parents[2]

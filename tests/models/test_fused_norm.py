@@ -14,7 +14,7 @@ from models.transformer import layers
 from suite.device import fused_by
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.schedule.config import ScheduleConfig
-from tests.split import split
+from tests.micro_batches import split
 from tests.suite.pipeline.build import alone, differences
 
 

@@ -40,7 +40,7 @@ class ReplicaBatch:
 
     @property
     def share(self) -> float:
-        """The values in its tensors, with which this replica's part of the work grows."""
+        """How many values its tensors have: a measure of this replica's work."""
         return float(sum(tensor.numel() for part in (*self.inputs, *self.targets) for tensor in part))
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from suite.pipeline.model.layers import Tensors, meta_device
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.planning.sample import MicroBatch, Sample
 from suite.settings import PipelineSettings
-from tests.split import split
+from tests.micro_batches import split
 
 SEED = 11
 """Seed of the initial weights, equal for all entrants."""

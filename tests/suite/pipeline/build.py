@@ -21,7 +21,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
 from suite.settings import OptimizerSettings
 from suite.training.stage_optimizer import StageOptimizer
-from tests.split import split
+from tests.micro_batches import split
 
 CPU = torch.device("cpu")
 

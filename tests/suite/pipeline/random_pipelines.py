@@ -14,7 +14,7 @@ from suite.pipeline.schedule.config import WITH_VIRTUAL_STAGES, ScheduleConfig
 from suite.pipeline.schedule.csv_file import cell_to_stage_of, parse_rows
 from suite.pipeline.schedule.remat import UNLIMITED
 from suite.pipeline.schedule.validate import validate
-from tests.split import split
+from tests.micro_batches import split
 
 WIDTH = 3
 KINDS = ("output", "apart", "input", "signs")

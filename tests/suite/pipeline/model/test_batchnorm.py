@@ -22,7 +22,7 @@ from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED
 from suite.settings import OptimizerSettings
 from tests.marks import slow_but_for
-from tests.split import split
+from tests.micro_batches import split
 from tests.suite.pipeline.build import alone, assemble, build, differences, join, run, unpartitioned, whole
 from tests.suite.pipeline.skipping import SumOfErrors, skipping_batch, skipping_layers
 

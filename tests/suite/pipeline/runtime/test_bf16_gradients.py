@@ -16,7 +16,7 @@ from launch.backends.processes import run_processes
 from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
-from tests.split import split
+from tests.micro_batches import split
 from tests.suite.pipeline.build import build, join, run, whole
 from tests.suite.pipeline.random_pipelines import SquaredError
 from tests.suite.pipeline.toy import Weighted

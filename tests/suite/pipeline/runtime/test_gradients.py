@@ -16,7 +16,7 @@ from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import V_SHAPED, ScheduleConfig
 from suite.pipeline.schedule.csv_file import read_rows
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS, UNLIMITED
-from tests.split import split
+from tests.micro_batches import split
 from tests.suite.pipeline.build import build, differences, join, mini_batch, unpartitioned
 from tests.suite.pipeline.freezing import FREEZES, frozen_toy
 from tests.suite.pipeline.torch_schedules import KINDS, dump

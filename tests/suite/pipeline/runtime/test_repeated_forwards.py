@@ -15,7 +15,7 @@ from suite.pipeline.model.microbatch import ReplicaBatch
 from suite.pipeline.model.topology import RankCoord
 from suite.pipeline.schedule.config import ScheduleConfig
 from suite.pipeline.schedule.remat import MAX_LIVE_GRAPHS
-from tests.split import split
+from tests.micro_batches import split
 from tests.suite.pipeline.build import build, differences, join, run, whole
 from tests.suite.pipeline.random_pipelines import SquaredError
 
